@@ -1,0 +1,334 @@
+"""One process's event loop, driven by whoever waits.
+
+Handing an answer from a reader thread to the thread that waits for it costs a thread switch, which is
+about as much as the message itself. So the *waiting* thread takes the reading role: it polls the links
+itself until what it waits for is there, and leaves. In a worker the thread that waits for its next task
+does the same, so that a call costs two process switches and no thread switch.
+
+When nobody waits (the user's program computes; a task runs) the *standby* thread reads. It is not woken
+each time a waiter leaves, since most come back within microseconds: it looks every `PATROL_S` whether
+the role has been free since its last look, and only then takes it. A waiter that comes while it reads
+asks it to step aside. While a waiter reads for long (an idle worker) standby is parked and costs nothing.
+
+There is one role, so handlers never run concurrently with each other.
+Must never know of messages, links or tasks: descriptors, handlers and waiters only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+
+PATROL_S = 0.002
+PATROLS_UNTIL_PARKED = 25
+LONGEST_WAIT_S = 3600.0
+
+Handler = Callable[[int], None]
+
+
+class Waiter:
+    """One thread that waits until `ready()` is true.
+
+    A waiter that finds the role taken by another waiter sleeps on `bell`; it is rung when what it waits
+    for happened, or when it is its turn to read.
+    """
+
+    __slots__ = ("bell", "ready")
+
+    def __init__(self, ready: Callable[[], bool]) -> None:
+        self.ready = ready
+        self.bell = threading.Lock()
+        self.bell.acquire()
+
+    def ring(self) -> None:
+        """Wake the waiter; harmless if it is awake."""
+        try:
+            self.bell.release()
+        except RuntimeError:
+            pass  # already rung
+
+
+class Loop:
+    """Polls descriptors on behalf of the thread that waits, or of the standby thread."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._role = threading.Lock()
+        self._reader: int = 0  # ident of the thread that has the role
+        self._epoll = select.epoll()
+        self._handlers: dict[int, tuple[int, Handler]] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._handlers[self._wake_read] = (0, self._drain_wake)
+        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._asked_aside = 0  # waiters that want the role while standby has it
+        self._waiters: list[Waiter] = []  # those that sleep on their bell
+        self._waiters_lock = threading.Lock()
+        self._epoch = 0
+        self._alarm = threading.Lock()
+        self._alarm.acquire()
+        self._parked = False
+        self._standby_reads = False
+        self._closed = False
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timer_ids = itertools.count()
+        self._dropped_timers: set[int] = set()
+        self._standby = threading.Thread(target=self._stand_by, name=f"onehop-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the standby thread."""
+        self._standby.start()
+
+    # --- descriptors and timers -----------------------------------------------------------------
+
+    def watch(self, fd: int, handler: Handler, *, priority: int = 1) -> None:
+        """Call `handler(events)` whenever `fd` is readable; lower priorities first in one poll."""
+        self._handlers[fd] = (priority, handler)
+        self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
+
+    def want_write(self, fd: int, wanted: bool) -> None:
+        """Say whether `fd` is to be reported when it is writable too."""
+        mask = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if wanted else 0)
+        try:
+            self._epoll.modify(fd, mask)
+        except (OSError, ValueError):
+            return  # closed meanwhile
+        if wanted:
+            self.wake()
+
+    def forget(self, fd: int) -> None:
+        """Stop watching; must be called before `fd` is closed."""
+        if self._handlers.pop(fd, None) is not None:
+            try:
+                self._epoll.unregister(fd)
+            except (OSError, ValueError):
+                pass
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> int:
+        """Run `action` in the reading thread after `delay_s`; returns a number for `drop_timer`."""
+        number = next(self._timer_ids)
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, number, action))
+        self.wake()
+        return number
+
+    def drop_timer(self, number: int) -> None:
+        """Do not run that action any more."""
+        self._dropped_timers.add(number)
+
+    def wake(self) -> None:
+        """Make whoever polls look around, from any thread."""
+        if self._reader != threading.get_ident():
+            try:
+                os.write(self._wake_write, b"\0")
+            except (BlockingIOError, OSError):
+                pass  # full: it will wake anyway; closed: nobody polls
+
+    def _drain_wake(self, _events: int) -> None:
+        try:
+            os.read(self._wake_read, 4096)
+        except BlockingIOError:
+            pass
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    @property
+    def reads_here(self) -> bool:
+        """Whether the calling thread has the reading role, so that it must not block."""
+        return self._reader == threading.get_ident()
+
+    def wait(self, waiter: Waiter, timeout_s: float | None = None) -> bool:
+        """Block the calling thread until `waiter.ready()`, reading if nobody else does.
+
+        Returns False when `timeout_s` passed first. A handler that waits (it should not) reads on the
+        spot, since nobody else can.
+        """
+        ready = waiter.ready
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        if self._reader == threading.get_ident():
+            return self._read_until(ready, deadline)
+        while not ready():
+            if deadline is not None and time.monotonic() >= deadline:
+                return False
+            if self._closed:
+                # No one reads any more: whoever completes things rings or sets state directly.
+                waiter.bell.acquire(timeout=0.01)
+                continue
+            if self._take_role(waiter, deadline):
+                try:
+                    if not self._read_until(ready, deadline):
+                        return False
+                finally:
+                    self._leave_role()
+        return True
+
+    def _take_role(self, waiter: Waiter, deadline: float | None) -> bool:
+        if self._role.acquire(blocking=False):
+            self._reader = threading.get_ident()
+            return True
+        if self._standby_reads:
+            self._asked_aside += 1
+            try:
+                self.wake()
+                if self._role.acquire(timeout=0.05):
+                    self._reader = threading.get_ident()
+                    return True
+            finally:
+                self._asked_aside -= 1
+            return False
+        with self._waiters_lock:
+            self._waiters.append(waiter)
+        try:
+            # Between the look at the role and the entry in the list the reader may have left without
+            # seeing us: look again before sleeping.
+            if self._role.acquire(blocking=False):
+                self._reader = threading.get_ident()
+                return True
+            if not waiter.ready():
+                remaining = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
+                waiter.bell.acquire(timeout=max(0.0, min(remaining, LONGEST_WAIT_S)))
+        finally:
+            with self._waiters_lock:
+                if waiter in self._waiters:
+                    self._waiters.remove(waiter)
+        return False
+
+    def _leave_role(self) -> None:
+        self._epoch += 1
+        self._reader = 0
+        self._role.release()
+        if self._waiters:
+            with self._waiters_lock:
+                if self._waiters:
+                    self._waiters[0].ring()
+        if self._parked:
+            self._parked = False
+            self._alarm.release()
+
+    def ring_ready(self) -> None:
+        """Ring every sleeping waiter whose condition has come true; for handlers to call."""
+        if self._waiters:
+            with self._waiters_lock:
+                for waiter in self._waiters:
+                    if waiter.ready():
+                        waiter.ring()
+
+    def _read_until(self, ready: Callable[[], bool], deadline: float | None) -> bool:
+        while not ready():
+            remaining = None
+            if deadline is not None:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0:
+                    return False
+            if self._closed:
+                return ready()
+            self._poll(remaining)
+        return True
+
+    def _poll(self, timeout_s: float | None) -> None:
+        if self._timers:
+            until = self._timers[0][0] - time.monotonic()
+            timeout_s = max(0.0, until if timeout_s is None else min(until, timeout_s))
+        events = self._epoll.poll(timeout_s)
+        if len(events) > 1:
+            # What a worker printed before it answered is shown before the answer is.
+            handlers = self._handlers
+            events.sort(key=lambda event: handlers.get(event[0], (9,))[0])
+        for fd, mask in events:
+            entry = self._handlers.get(fd)
+            if entry is not None:
+                entry[1](mask)
+        if self._timers:
+            self._run_timers()
+        if self._waiters:
+            self.ring_ready()
+
+    def _run_timers(self) -> None:
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
+            _, number, action = heapq.heappop(self._timers)
+            if number in self._dropped_timers:
+                self._dropped_timers.discard(number)
+            else:
+                action()
+        if not self._timers:
+            self._dropped_timers.clear()
+
+    # --- standby ----------------------------------------------------------------------------------
+
+    def _stand_by(self) -> None:
+        while not self._closed:
+            self._patrol_until_free()
+            if self._closed:
+                break
+            if not self._role.acquire(blocking=False):
+                continue
+            self._reader = threading.get_ident()
+            self._standby_reads = True
+            try:
+                while not self._closed and not self._asked_aside:
+                    self._poll(None)
+            finally:
+                self._standby_reads = False
+                self._reader = 0
+                self._role.release()
+
+    def _patrol_until_free(self) -> None:
+        """Return when the role has been free for a whole patrol."""
+        seen = -1
+        busy_rounds = 0
+        while not self._closed:
+            if self._role.locked() or self._asked_aside:
+                busy_rounds = busy_rounds + 1 if self._epoch == seen else 0
+                seen = self._epoch
+                if busy_rounds > PATROLS_UNTIL_PARKED:
+                    busy_rounds = 0
+                    self._parked = True
+                    # A reader that left between our look and this line did not see `_parked`.
+                    if self._role.locked():
+                        self._alarm.acquire()
+                    else:
+                        self._parked = False
+                        self._alarm.acquire(blocking=False)
+            elif self._epoch == seen:
+                return
+            else:
+                seen = self._epoch
+            time.sleep(PATROL_S)
+
+    # --- end --------------------------------------------------------------------------------------
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Stop reading; wakes every waiter. Descriptors that are still watched stay open."""
+        self._closed = True
+        if self._parked:
+            self._parked = False
+            self._alarm.release()
+        self.wake()
+        with self._waiters_lock:
+            for waiter in self._waiters:
+                waiter.ring()
+        if self._standby.ident is not None and self._standby is not threading.current_thread():
+            self._standby.join(timeout=5.0)
+        with self._role:
+            self._epoll.close()
+            self._handlers.clear()
+            os.close(self._wake_read)
+            write, self._wake_write = self._wake_write, -1
+            os.close(write)
+
+    def abandon(self) -> None:
+        """In a forked child: close our copies of the descriptors, touch nothing that is shared."""
+        self._closed = True
+        self._handlers.clear()
+        for fd in (self._wake_read, self._wake_write):
+            os.close(fd)
+        self._epoll.close()
