@@ -1,0 +1,323 @@
+"""Links over a connected stream socket.
+
+Must never know what a frame means, nor who polls: it takes and gives frames, and never blocks. How the
+socket came to be is in `meeting`, what it has yet to write in `outbox`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from array import array
+from collections.abc import Sequence
+
+from onehop._contracts.link import Frame
+from onehop._links.base import BaseLink
+from onehop._links.meeting import (
+    Listener,
+    PeerCredentials,
+    connect_unix,
+    listen_unix,
+    peer_credentials,
+    prove,
+)
+from onehop._links.outbox import JOINED_BYTES, Outbox
+from onehop._protocol.framing import (
+    HEADER,
+    HEADER_BYTES,
+    FrameParser,
+    pack_header,
+)
+from onehop.errors import ProtocolError
+
+__all__ = [
+    "Listener",
+    "PeerCredentials",
+    "UnixLink",
+    "connect_unix",
+    "listen_unix",
+    "peer_credentials",
+    "prove",
+]
+
+SOCKET_BUFFER_BYTES = 1 << 20
+SMALL_READ_BYTES = 16 << 10
+LARGE_READ_BYTES = 256 << 10
+READ_PER_CALL_BYTES = 1 << 20
+"""After so much, `receive` lets the other links of a loop have their turn."""
+DESCRIPTORS_PER_FRAME = 253
+_ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_PER_FRAME * array("i").itemsize)
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+_pack = HEADER.pack
+
+
+class UnixLink(BaseLink):
+    """A link over a connected Unix socket, which passes descriptors too.
+
+    Parameters
+    ----------
+    sock : socket.socket
+        Connected, past the handshake; the link owns it from now on.
+    peer : int
+        Rank at the other end.
+    handshake_bytes_sent, handshake_bytes_received : int
+        What the handshake took, for the counters of overhead.
+    """
+
+    medium = "unix"
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        peer: int,
+        handshake_bytes_sent: int = 0,
+        handshake_bytes_received: int = 0,
+    ) -> None:
+        super().__init__(peer)
+        sock.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            sock.setsockopt(socket.SOL_SOCKET, option, SOCKET_BUFFER_BYTES)
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._outbox = Outbox(sock)
+        self._parser = FrameParser()
+        # Two locks, so that a sender never waits for a reader. Both are held for one call that does not
+        # block. `close` takes both: a number must not be closed, and given to someone else, while
+        # another thread is about to use it.
+        self._send_lock = threading.Lock()
+        self._receive_lock = threading.Lock()
+        self._blocked = False
+        self._send_failure = ""
+        self._receive_failure = ""
+        self._handshake_bytes = (handshake_bytes_sent, handshake_bytes_received)
+        self._sent_frames = 0
+        self._sent_raw_bytes = 0
+        self._received_raw_bytes = 0
+        self._resize(SMALL_READ_BYTES)
+
+    def _resize(self, size_bytes: int) -> None:
+        self._read_bytes = size_bytes
+        self._view = memoryview(bytearray(size_bytes))
+        self._views = [self._view]
+
+    # --- counters -----------------------------------------------------------------------------------
+
+    @property
+    def sent_bytes(self) -> int:
+        """Control and payload bytes of all frames that `send` has taken."""
+        return self._sent_raw_bytes - HEADER_BYTES * self._sent_frames
+
+    @property
+    def received_bytes(self) -> int:
+        """Control and payload bytes of all frames that `receive` has handed out."""
+        parser = self._parser
+        complete = self._received_raw_bytes - parser.held_bytes
+        return complete - HEADER_BYTES * parser.frame_count
+
+    @property
+    def overhead_bytes_sent(self) -> int:
+        """Bytes of the handshake and of frame headers."""
+        return self._handshake_bytes[0] + HEADER_BYTES * self._sent_frames
+
+    @property
+    def overhead_bytes_received(self) -> int:
+        """Bytes of the handshake and of frame headers."""
+        return self._handshake_bytes[1] + HEADER_BYTES * self._parser.frame_count
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes, headers included, that the kernel has not taken yet."""
+        return self._outbox.size_bytes
+
+    @property
+    def want_write(self) -> bool:
+        """Whether `flush` has work to do once the descriptor is writable."""
+        return self._blocked
+
+    def fileno(self) -> int:
+        """Descriptor to poll, level triggered; -1 once closed."""
+        return -1 if self._closed else self._fd
+
+    # --- sending ------------------------------------------------------------------------------------
+
+    def send(
+        self,
+        source: int,
+        destination: int,
+        control: bytes,
+        payload: bytes = b"",
+        fds: Sequence[int] = (),
+    ) -> None:
+        """Take one frame, from any thread, without ever blocking; see `Link.send`."""
+        control_length = len(control)
+        payload_length = len(payload)
+        size = HEADER_BYTES + control_length + payload_length
+        if fds or size > JOINED_BYTES:
+            self._check(control_length, payload_length, source, destination, fds)
+        header = _pack(control_length, payload_length, source, destination)
+        try:
+            with self._send_lock:
+                if self._send_failure:
+                    raise self._ended(self._send_failure)
+                if fds or size > JOINED_BYTES:
+                    parts = [header + control, payload] if payload_length else [header + control]
+                    written = self._outbox.put_parts(parts, fds)
+                else:
+                    data = header + control + payload if payload_length else header + control
+                    written = self._outbox.put(data)
+                self._sent_frames += 1
+                self._sent_raw_bytes += size
+        except OSError as error:
+            self._fail_sending(error)
+            raise self._ended(self._send_failure) from error
+        except BaseException:
+            # Interrupted: the frame, or the rest of it, may be waiting with nobody to write it.
+            self._note_blocked()
+            raise
+        if not written and not self._blocked:
+            self._note_blocked()
+
+    def _check(
+        self,
+        control_length: int,
+        payload_length: int,
+        source: int,
+        destination: int,
+        fds: Sequence[int],
+    ) -> None:
+        pack_header(control_length, payload_length, source, destination)  # raises where too long
+        if len(fds) > DESCRIPTORS_PER_FRAME:
+            raise ProtocolError(
+                f"One frame passes at most {DESCRIPTORS_PER_FRAME} descriptors, not {len(fds)}; "
+                f"send the rest to rank {destination} with further frames."
+            )
+
+    def _note_blocked(self) -> None:
+        # Not under the lock: the callback may take the loop's.
+        if self._outbox.entries and not self._send_failure:
+            self._blocked = True
+            if self.on_blocked is not None:
+                self.on_blocked(self)
+
+    def _fail_sending(self, error: OSError) -> None:
+        with self._send_lock:
+            if not self._send_failure:
+                self._send_failure = _reason(error)
+            self._outbox.drop()
+            self._blocked = False
+
+    def flush(self) -> bool:
+        """Write what waits, as far as the kernel takes it; true when nothing waits any more."""
+        try:
+            with self._send_lock:
+                if self._send_failure or self._outbox.pump():
+                    self._blocked = False
+                    return True
+                self._blocked = True
+                return False
+        except OSError as error:
+            self._fail_sending(error)
+            return True
+
+    # --- receiving ----------------------------------------------------------------------------------
+
+    def receive(self) -> list[Frame]:
+        """Return the frames that have arrived; see `Link.receive`."""
+        with self._receive_lock:
+            if self._receive_failure:
+                raise self._ended(self._receive_failure)
+            frames: list[Frame] = []
+            total = 0
+            while True:
+                try:
+                    count, passed, flags, _ = self._sock.recvmsg_into(
+                        self._views, _ANCILLARY_BYTES, _CLOSE_ON_EXEC
+                    )
+                except BlockingIOError:
+                    return frames
+                except OSError as error:
+                    # Reported once, so it is kept: there may be frames to return first.
+                    self._receive_failure = _reason(error)
+                    return frames or self._raise_ended()
+                if passed:
+                    self._keep_fds(passed)
+                if flags & socket.MSG_CTRUNC:
+                    self._receive_failure = (
+                        "descriptors that it passed were lost, because this process has as many open "
+                        "files as it may; raise `ulimit -n`"
+                    )
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                if not count:
+                    held = self._parser.held_bytes
+                    self._receive_failure = (
+                        f"the process went away in the middle of a frame, after {held} bytes of it"
+                        if held
+                        else "the process closed it or is gone"
+                    )
+                    return frames or self._raise_ended()
+                total += count
+                self._received_raw_bytes += count
+                new = self._parser.feed(self._view[:count])
+                if self._parser.violation is not None:
+                    # Readable for ever, so that a level-triggered loop comes back for the error; and
+                    # the peer learns at once that nobody listens.
+                    self._sock.shutdown(socket.SHUT_RDWR)
+                    if frames or new:
+                        return frames + new
+                    raise self._parser.violation
+                frames = frames + new if frames else new
+                if count < self._read_bytes or total >= READ_PER_CALL_BYTES:
+                    return frames
+                if self._read_bytes < LARGE_READ_BYTES:
+                    self._resize(LARGE_READ_BYTES)
+
+    def _raise_ended(self) -> list[Frame]:
+        raise self._ended(self._receive_failure)
+
+    def _keep_fds(self, passed: list[tuple[int, int, bytes]]) -> None:
+        for level, kind, data in passed:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds = array("i")
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+                if not _CLOSE_ON_EXEC:
+                    for fd in fds:
+                        os.set_inheritable(fd, False)
+                self._arrived_fds.extend(fds)
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the link; idempotent, from any thread."""
+        with self._receive_lock, self._send_lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._send_failure = self._receive_failure = "this process closed it"
+            self._blocked = False
+            self._outbox.drop()
+            try:
+                # The peer must see the end now, also where a forked child still has the descriptor.
+                self._sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass  # the peer was faster
+            self._sock.close()
+            self._close_arrived_fds()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of descriptors, take no lock, and leave the connection alone."""
+        if self._closed:
+            return
+        self._closed = True
+        self._send_failure = self._receive_failure = "this process is a forked child"
+        self._outbox.drop()
+        self._sock.close()
+        self._close_arrived_fds()
+
+
+def _reason(error: OSError) -> str:
+    if error.errno in (errno.EPIPE, errno.ECONNRESET):
+        return "the process closed it or is gone"
+    return os.strerror(error.errno) if error.errno else str(error)
