@@ -1,6 +1,6 @@
 """Every system call that the memory layer makes, as plain functions on addresses and descriptors.
 
-Two thirds of this file are numbers from the kernel's headers. Must never know what an arena, a blob or a watched buffer is,
+What concerns page tables is in `pagetable`, and reached through here. Must never know what an arena, a blob or a watched buffer is,
 and keeps no state: whoever opens a descriptor here owns it.
 """
 
@@ -8,16 +8,51 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import functools
 import os
-import struct
 import sys
-import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+from onehop._memory.pagetable import (
+    PAGE_SIZE,
+    MappingInfo,
+    MemoryMap,
+    Pagemap,
+    WrittenPages,
+)
+
+__all__ = [
+    "MADV_DONTNEED",
+    "MAP_ANONYMOUS",
+    "MAP_FIXED",
+    "MAP_PRIVATE",
+    "MAP_SHARED",
+    "PAGE_SIZE",
+    "PROT_READ",
+    "PROT_WRITE",
+    "Capabilities",
+    "MappingInfo",
+    "MemoryMap",
+    "Pagemap",
+    "WrittenPages",
+    "address_of",
+    "advise",
+    "map_memory",
+    "map_private",
+    "map_shared_readonly",
+    "memcmp",
+    "memfd_create",
+    "memory_equal",
+    "open_written_pages",
+    "pread_all",
+    "probe",
+    "punch_hole",
+    "pwrite_all",
+    "reopen_readonly",
+    "unlinked_segment",
+    "unmap",
+]
 
 PROT_READ, PROT_WRITE = 1, 2
 MAP_SHARED, MAP_PRIVATE, MAP_FIXED = 1, 2, 0x10
@@ -40,6 +75,9 @@ _libc.mmap.argtypes = (
 _libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+if sys.platform == "linux":
+    _libc.mremap.restype = ctypes.c_void_p
+    _libc.mremap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int)
 
 
 class _PyBuffer(ctypes.Structure):
@@ -222,17 +260,22 @@ _NAMES = frozenset(Capabilities._fields)
 
 @functools.cache
 def _probe_all() -> Capabilities:
-    linux = sys.platform == "linux"
-    scan = bits = query = uffd = False
-    if linux:
-        try:
-            pagemap = Pagemap(use_scan=True)
-            bits = True
-            scan = pagemap.can_scan()
-            pagemap.close()
-        except OSError:
-            pass
-    return Capabilities(hasattr(os, "memfd_create") and linux, uffd, scan, bits, query)
+    if sys.platform != "linux":
+        return Capabilities(False, False, False, False, False)
+    scan = bits = query = written = False
+    try:
+        pagemap = Pagemap()
+        bits = True
+        scan = pagemap.can_scan()
+        pagemap.close()
+        mappings = MemoryMap()
+        query = mappings.can_query()
+        mappings.close()
+        WrittenPages().close()
+        written = scan
+    except OSError:
+        pass
+    return Capabilities(hasattr(os, "memfd_create"), written, scan, bits, query)
 
 
 @functools.cache
@@ -248,111 +291,45 @@ def probe(disable: Iterable[str] = ()) -> Capabilities:
     return _probe_all()._replace(**dict.fromkeys(off, False))
 
 
-# Page tables
+def open_written_pages() -> WrittenPages:
+    """Open a userfaultfd and make sure, on memory of its own, that this kernel reports what must be reported.
 
-_PAGEMAP_SCAN = 0xC0606610
-_SCAN_WP_MATCHING, _SCAN_CHECK_WPASYNC = 1, 2
-PAGE_IS_WRITTEN, PAGE_IS_FILE, PAGE_IS_PRESENT, PAGE_IS_SWAPPED = 2, 4, 8, 16
-
-
-class Pagemap:
-    """The page table of this process, through one descriptor of /proc/self/pagemap.
-
-    The descriptor shows the process that opened it, also in a forked child: a child must close it and open its own.
-
-    Parameters
-    ----------
-    use_scan : bool
-        Ask with PAGEMAP_SCAN; otherwise read an entry of 8 bytes for every page.
+    Raises
+    ------
+    OSError
+        If the kernel lacks it, a container forbids it, or a trial failed: buffers are then to be compared.
     """
-
-    __slots__ = ("_argument", "_fd", "_lock", "_vector", "_vector_address", "use_scan")
-
-    def __init__(self, use_scan: bool = True) -> None:
-        self._fd = os.open("/proc/self/pagemap", os.O_RDONLY | os.O_CLOEXEC)
-        self.use_scan = use_scan
-        self._lock = threading.Lock()
-        self._vector = (ctypes.c_uint64 * (3 * 64))()
-        self._vector_address = ctypes.addressof(self._vector)
-        self._argument = memoryview(bytearray(96)).cast("Q")
-
-    def close(self) -> None:
-        """Close the descriptor; may be called twice."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def can_scan(self) -> bool:
-        """Tell whether this kernel has PAGEMAP_SCAN."""
-        probe_page = ctypes.addressof(self._vector) // PAGE_SIZE * PAGE_SIZE
+    for exact_holes in (False, True):
+        pages = WrittenPages(exact_holes)
         try:
-            self._anon_by_scan(probe_page, probe_page + PAGE_SIZE, 1)
-        except OSError:
-            return False
-        return True
-
-    def anon_pages(self, address: int, length: int, max_ranges: int = 1) -> list[tuple[int, int]]:
-        """Find pages of a private file mapping that are the process's own copies, hence were written.
-
-        Parameters
-        ----------
-        address, length : int
-            The range; it is widened to whole pages.
-        max_ranges : int
-            Stop after so many.
-
-        Returns
-        -------
-        list of (start, stop)
-            Addresses; empty if all pages are still the file's.
-        """
-        start = address // PAGE_SIZE * PAGE_SIZE
-        stop = -(-(address + length) // PAGE_SIZE) * PAGE_SIZE
-        with self._lock:
-            if self.use_scan:
-                return self._anon_by_scan(start, stop, max_ranges)
-            return self._anon_by_bits(start, stop, max_ranges)
-
-    def _anon_by_scan(self, start: int, stop: int, max_ranges: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        argument, vector = self._argument, self._vector
-        while start < stop and len(found) < max_ranges:
-            wanted = min(64, max_ranges - len(found))
-            struct.pack_into(
-                "12Q",
-                argument,
-                0,
-                *(96, 0, start, stop, 0, self._vector_address, wanted, 0),
-                # inverted, all of, any of, returned
-                *(PAGE_IS_FILE, PAGE_IS_FILE, PAGE_IS_PRESENT | PAGE_IS_SWAPPED, PAGE_IS_PRESENT),
-            )
-            count = fcntl.ioctl(self._fd, _PAGEMAP_SCAN, argument, True)
-            for at in range(0, 3 * count, 3):
-                _append_range(found, vector[at], vector[at + 1])
-            start = argument[4]
-        return found
-
-    def _anon_by_bits(self, start: int, stop: int, max_ranges: int) -> list[tuple[int, int]]:
-        found: list[tuple[int, int]] = []
-        chunk_pages = 8192
-        while start < stop and len(found) < max_ranges:
-            pages = min(chunk_pages, (stop - start) // PAGE_SIZE)
-            data = os.pread(self._fd, 8 * pages, start // PAGE_SIZE * 8)
-            if len(data) < 8:
-                raise OSError(errno.EIO, "/proc/self/pagemap ended early")
-            for number, entry in enumerate(memoryview(data).cast("Q")):
-                # bit 63 present, bit 62 swapped, bit 61 page of a file or shared
-                if entry >> 61 in (2, 4, 6):
-                    page = start + number * PAGE_SIZE
-                    _append_range(found, page, page + PAGE_SIZE)
-                    if len(found) > max_ranges:
-                        return found[:max_ranges]
-            start += len(data) // 8 * PAGE_SIZE
-        return found
+            if _reports_everything(pages):
+                return pages
+        except BaseException:
+            pages.close()
+            raise
+        pages.close()
+    raise OSError(errno.EOPNOTSUPP, "PAGEMAP_SCAN does not report all pages that changed")
 
 
-def _append_range(ranges: list[tuple[int, int]], start: int, stop: int) -> None:
-    if ranges and ranges[-1][1] == start:
-        ranges[-1] = (ranges[-1][0], stop)
-    else:
-        ranges.append((start, stop))
+def _reports_everything(pages: WrittenPages) -> bool:
+    table_span = PAGE_SIZE * (PAGE_SIZE // 8)  # what one lowest page table covers
+    address = map_memory(3 * table_span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS)
+    base = -(-address // table_span) * table_span
+    middle, end = base + table_span, base + 2 * table_span
+    try:
+        unmap(middle, end - middle)
+        pages.register(address, middle)
+        ctypes.memset(base, 1, 3 * PAGE_SIZE)
+        ok = pages.take(base, middle) == [(base, middle)]
+        ok = ok and pages.look(base, middle) == middle
+        ctypes.memset(base + PAGE_SIZE, 2, 1)
+        ok = ok and pages.take(base, middle) == [(base + PAGE_SIZE, base + 2 * PAGE_SIZE)]
+        advise(base, PAGE_SIZE, MADV_DONTNEED)
+        ok = ok and pages.take(base, middle) == [(base, base + PAGE_SIZE)]
+        # Grown in place, a mapping stays registered, and its new part has no page table at all: the only sure way to make
+        # such a hole. Kernels differ in what they say about it.
+        if ok and _libc.mremap(base, table_span, 2 * table_span, 0) == base:
+            return pages.take(middle, end) == [(middle, end)]
+        return ok and pages.exact_holes
+    finally:
+        unmap(address, 3 * table_span)
