@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,10 @@ def _files() -> set[str]:
             continue
         found.update(f"{folder}/{name}" for name in names if "onehop" in name.lower())
     return found
+
+
+# A helper process of multiprocessing, which it starts once per process; started here it belongs to the run.
+resource_tracker.ensure_running()
 
 
 @dataclass

@@ -222,7 +222,8 @@ def arena_bytes(process: Any = None) -> int:
 
 
 def arena_bytes_everywhere(cluster: Any) -> int:
-    return arena_bytes(cluster._process) + sum(cluster.everywhere(arena_bytes))
+    here = arena_bytes(cluster._process)
+    return here + sum(int(there) for there in cluster.everywhere(arena_bytes))
 
 
 def imbalance_here(process: Any = None) -> list[str]:

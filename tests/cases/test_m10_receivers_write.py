@@ -41,7 +41,7 @@ def by_pointer(array: Array) -> float:
 
 def readinto(array: Array) -> float:
     with open("/dev/zero", "rb", buffering=0) as file:
-        file.readinto(memoryview(array).cast("B"))
+        file.readinto(memoryview(array.data).cast("B"))
     return float(array.sum())
 
 

@@ -27,7 +27,7 @@ def _masked() -> Any:
 
 def _recarray() -> Any:
     return np.rec.fromarrays(
-        [np.arange(LARGE), np.linspace(0, 1, LARGE), np.full(LARGE, "ab")], names="a,b,c"
+        [np.arange(LARGE), np.linspace(0, 1, LARGE), np.full(LARGE, "ab")], names=["a", "b", "c"]
     )
 
 
@@ -165,14 +165,6 @@ def equal(a: Any, b: Any) -> None:
             equal(x, y)
     else:
         assert a == b
-
-
-@pytest.fixture(scope="module")
-def shared_cluster() -> Any:
-    import onehop
-
-    with onehop.Cluster(1) as made:
-        yield made
 
 
 @pytest.mark.parametrize("name", NUMPY)
