@@ -184,12 +184,12 @@ class Traffic(Mapping[tuple[End, End], Flow], Generic[End]):
 
     def table(self) -> Table:
         """One row for each pair and medium."""
-        rows = []
+        rows: list[list[str]] = []
         for (source, target), flow in self._flows.items():
             for medium in sorted({by for by, _ in flow}):
-                sizes = [format_bytes(flow.total(outcome, medium)) for outcome in OUTCOMES]
-                count = str(flow.count(medium=medium))
-                rows += [[str(source), str(target), medium, count, *sizes]]
+                row = [str(source), str(target), medium, str(flow.count(medium=medium))]
+                row += [format_bytes(flow.total(outcome, medium)) for outcome in OUTCOMES]
+                rows += [row]
         return Table(
             ["from", "to", "medium", ">count", ">moved", ">attached", ">avoided"],
             rows,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
+from math import isfinite
 from typing import Any
 
 from onehop.errors import TopologyError
@@ -117,7 +118,8 @@ def _links_of(graph: Any) -> dict[Link, float]:
                 raise TypeError(row)
             link = (min(one, other), max(one, other))
             price = float(cost[0]) if cost and cost[0] is not None else 1.0
-            if links.setdefault(link, price) != price:
+            # What is no finite price is refused later, with its own reason; nan differs even from itself.
+            if links.setdefault(link, price) != price and isfinite(price):
                 raise TopologyError(
                     f"the link {one}–{other} has two costs, {links[link]} and {price}"
                 )
