@@ -116,3 +116,92 @@ class RemoteError(OnehopError):
             type(self),
             (str(self), self.rank, self.host, self.type_name, self.remote_traceback),
         )
+
+
+class FileFormatError(OnehopError, ValueError):
+    """A file does not hold what its format demands.
+
+    Attributes
+    ----------
+    path : str
+        The file.
+    line : int
+        The line, counted from 1, at which reading had to stop.
+    reason : str
+        What is wrong there.
+    """
+
+    def __init__(self, path: str, line: int, reason: str) -> None:
+        super().__init__(f"{path}, line {line}: {reason}")
+        self.path = path
+        self.line = line
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, self.line, self.reason)
+
+
+class MissingExtraError(OnehopError, ImportError):
+    """A part of onehop was used whose optional packages are not installed; says how to get them."""
+
+
+class RemoteSerializationError(RemoteError, SerializationError):
+    """A call's function, arguments or result could not be rebuilt or encoded on the other process."""
+
+
+class RemoteSharedObjectModified(RemoteError, SharedObjectModified):
+    """A task wrote to the buffers of an object that all tasks of its worker share."""
+
+
+def rebuild_remote(
+    original: Exception, rank: int, host: str, type_name: str, remote_traceback: str
+) -> RemoteError:
+    """Make an exception that is both a RemoteError and of the type of `original`.
+
+    Where the type does not allow it (its layout conflicts, its constructor refuses), a plain RemoteError
+    with `original` as its cause.
+    """
+    base = type(original)
+    try:
+        if isinstance(original, RemoteError):
+            mixed: RemoteError = original
+        else:
+            namespace = {
+                "__module__": base.__module__,
+                "__qualname__": f"Remote{base.__qualname__}",
+                "__str__": base.__str__,
+                "__reduce__": _reduce_remote,
+                "_original": original,
+            }
+            cls = type(f"Remote{base.__name__}", (RemoteError, base), namespace)
+            mixed = cls.__new__(cls, *original.args)
+            base.__init__(mixed, *original.args)
+            mixed.args = original.args
+            mixed.__dict__.update(original.__dict__)
+            mixed.rank, mixed.host, mixed.type_name = rank, host, type_name
+            str(mixed)
+    except Exception:
+        mixed = RemoteError(f"{type_name}: {original!r}", rank, host, type_name, remote_traceback)
+        mixed.__cause__ = original
+    mixed.remote_traceback = remote_traceback
+    note_remote(mixed)
+    return mixed
+
+
+def _reduce_remote(self: Any) -> tuple[Any, ...]:
+    return (
+        rebuild_remote,
+        (self._original, self.rank, self.host, self.type_name, self.remote_traceback),
+    )
+
+
+def note_remote(error: RemoteError) -> None:
+    """Show the remote traceback below the local one, wherever the exception is printed."""
+    notes = [
+        note
+        for note in getattr(error, "__notes__", [])
+        if not note.startswith("remote traceback (rank ")
+    ]
+    where = f"remote traceback (rank {error.rank} on {error.host}):"
+    notes.append(f"{where}\n{error.remote_traceback}".rstrip())
+    error.__notes__ = notes

@@ -35,6 +35,8 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """One encoded value."""
 
     segments: tuple[WireRef, ...] = ()
+    used: tuple[int, ...] = ()
+    """Bytes of the value in each segment; a segment may hold other values too."""
     body: bytes = b""
     where: tuple[int, int, int] | None = None
     """(segment index, offset, length) of the body, when it is not inline."""
@@ -55,8 +57,8 @@ class Trouble(msgspec.Struct, array_like=True, frozen=True, gc=False):
     traceback: str
     rank: int
     host: str
-    exception: Parcel | None = None
-    """The original exception, where it could be encoded."""
+    exception: bytes | None = None
+    """The body of the original exception with all its buffers inline, where it could be encoded."""
     started: bool = True
 
 
@@ -72,7 +74,8 @@ class Call(msgspec.Struct, array_like=True, tag=1, gc=False):
     depth: int = 0
     flags: int = 0
     """Bit 0: urgent. Bit 1: the caller counts credit and wants to hear of parking."""
-    chain: tuple[CallId, ...] = ()
+    chain: tuple[str, ...] = ()
+    """The nearest callers that wait for this call, outermost first, for the message of a limit."""
 
 
 URGENT = 1

@@ -1,0 +1,465 @@
+"""Runs tasks: the only file that runs user code (functions, and what decoding an argument runs).
+
+A process has `slots` (one by default). A task takes a slot, and gives it up while it waits for another
+call, so that the next one may start in another thread; the resumed one goes before new ones. Deeper
+calls go before shallower ones, which keeps the number of waiting tasks near the depth of nesting
+instead of the width of the outermost map. When `MOST_WAITING` tasks wait, a further nested call fails
+with an error that names the chain: nothing ever hangs.
+
+The worker's main thread is the first runner, so that user code finds itself where it expects to be
+(signals, GUI libraries); more runners start only when a task waits or is urgent, and end when idle.
+
+Must never know of links or where bytes lie.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import itertools
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from onehop import errors
+from onehop._codec import pickling
+from onehop._protocol import messages
+from onehop._runtime import context
+from onehop._runtime.loop import Waiter
+
+if TYPE_CHECKING:
+    from onehop._runtime.process import Process
+    from onehop._runtime.transfers import Outgoing, Received
+
+MOST_WAITING = 256
+"""Tasks of one process that may wait for other calls at the same time."""
+IDLE_RUNNER_S = 10.0
+
+
+class Task:
+    """A call that was made of this process."""
+
+    __slots__ = (
+        "arguments",
+        "call",
+        "caller",
+        "cancelled",
+        "function",
+        "interrupted",
+        "process",
+        "shares",
+        "started",
+        "thread",
+        "waits",
+    )
+
+    def __init__(
+        self,
+        process: Process,
+        caller: int,
+        call: messages.Call,
+        function: str | Received,
+        arguments: Received | None,
+    ) -> None:
+        self.process = process
+        self.caller = caller
+        self.call = call
+        self.function: str | Received | None = function
+        self.arguments = arguments
+        self.cancelled = False
+        self.interrupted = False
+        self.started = False
+        self.thread = 0
+        self.waits = 0
+        self.shares: list[Any] = []
+
+    @property
+    def id(self) -> messages.CallId:
+        """Caller and serial."""
+        return (self.caller, self.call.serial)
+
+    @property
+    def label(self) -> str:
+        """What the task is called in messages."""
+        name = self.function if isinstance(self.function, str) else "a function"
+        return f"{name} (called by {self.caller}) on {self.process.rank}"
+
+
+class Executor:
+    """The tasks of one process."""
+
+    def __init__(self, process: Process, slots: int) -> None:
+        self._process = process
+        self.slots = slots
+        self._lock = threading.Lock()
+        self._ready: list[tuple[int, int, Task]] = []
+        self._order = itertools.count()
+        self._running = 0
+        self._resuming: list[threading.Lock] = []
+        self._idle = 0  # runners that wait for a task
+        self.waiting = 0
+        self.tasks: dict[messages.CallId, Task] = {}
+        self._main_task: Task | None = None
+        self._closing = False
+        self._threads = itertools.count(1)
+
+    # --- called by the reading thread -------------------------------------------------------------
+
+    def accept(self, task: Task) -> None:
+        """Queue a task; never blocks and runs nothing itself."""
+        self.tasks[task.id] = task
+        if task.call.flags & messages.URGENT:
+            self._start_runner(task)
+            return
+        with self._lock:
+            heapq.heappush(self._ready, (-task.call.depth, next(self._order), task))
+            spawn = self._running < self.slots and not self._idle
+        if spawn:
+            self._start_runner(None)
+
+    def cancel(self, task_id: messages.CallId, interrupt: bool) -> None:
+        """Forget a queued task; raise KeyboardInterrupt in a running one."""
+        task = self.tasks.get(task_id)
+        if task is None:
+            return
+        task.cancelled = True
+        if interrupt and task.started:
+            self._interrupt(task)
+
+    def interrupt_all(self) -> None:
+        """Interrupt whatever runs, and forget what is queued."""
+        for task in list(self.tasks.values()):
+            self.cancel(task.id, True)
+
+    def _interrupt(self, task: Task) -> None:
+        task.interrupted = True
+        if task.thread == threading.main_thread().ident:
+            # A signal also ends what sleeps in a system call. The handler looks again whether this
+            # task still runs.
+            if self._main_task is task:
+                signal.pthread_kill(task.thread, signal.SIGINT)
+        elif task.thread:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(task.thread), ctypes.py_object(KeyboardInterrupt)
+            )
+        self._process.loop.ring_ready()
+
+    def on_sigint(self, _signum: int, _frame: object) -> None:
+        """Handle SIGINT in a worker: the terminal's is ignored, only an interrupted task stops."""
+        task = self._main_task
+        if task is not None and task.interrupted:
+            raise KeyboardInterrupt
+
+    # --- runners ----------------------------------------------------------------------------------
+
+    def _can_start(self) -> bool:
+        return bool(self._ready and self._running < self.slots and not self._resuming) or (
+            self._closing
+        )
+
+    def _start_runner(self, task: Task | None) -> None:
+        if task is None:
+            # Counted as idle from now on, or every call that arrives meanwhile would start another.
+            with self._lock:
+                self._idle += 1
+        threading.Thread(
+            target=self._extra_runner,
+            args=(task,),
+            name=f"onehop-task-{next(self._threads)}",
+            daemon=True,
+        ).start()
+
+    def _extra_runner(self, task: Task | None) -> None:
+        if task is not None:
+            self._run(task)
+            return
+        self.serve(IDLE_RUNNER_S, counted=True)
+
+    def serve(self, idle_s: float | None, *, counted: bool = False) -> None:
+        """Run tasks in the calling thread until closed, or until idle for `idle_s`."""
+        waiter = Waiter(self._can_start)
+        loop = self._process.loop
+        if not counted:
+            with self._lock:
+                self._idle += 1
+        idle = True
+        try:
+            while not self._closing:
+                with self._lock:
+                    task = None
+                    if self._ready and self._running < self.slots and not self._resuming:
+                        task = heapq.heappop(self._ready)[2]
+                        self._running += 1
+                        self._idle -= 1
+                        idle = False
+                if task is None:
+                    if not loop.wait(waiter, idle_s):
+                        return
+                    continue
+                try:
+                    self._run(task)
+                finally:
+                    task = None
+                    with self._lock:
+                        self._release_slot()
+                        self._idle += 1
+                        idle = True
+        finally:
+            if idle:
+                with self._lock:
+                    self._idle -= 1
+
+    def _release_slot(self) -> None:
+        self._running -= 1
+        if self._resuming and self._running < self.slots:
+            self._running += 1
+            self._resuming.pop(0).release()
+
+    # --- giving a slot up -------------------------------------------------------------------------
+
+    def park(self, task: Task, *, chain_of: str = "") -> None:
+        """Give up the slot of `task`, which is about to wait; raises NestingLimitError."""
+        urgent = bool(task.call.flags & messages.URGENT)
+        with self._lock:
+            if self.waiting >= MOST_WAITING:
+                chain = " → ".join((*task.call.chain, task.label))
+                raise errors.NestingLimitError(
+                    f"{self.waiting} tasks of rank {self._process.rank} on {self._process.host} wait "
+                    f"for other calls, the most that is allowed; {chain} may not wait too. Let tasks "
+                    "return futures or values instead of waiting for calls at this depth."
+                )
+            self.waiting += 1
+            task.waits += 1
+            if task.waits > 1:
+                return
+            if not urgent:
+                self._release_slot()
+            wake = bool(self._ready and self._running < self.slots)
+            spawn = wake and not self._idle
+        if task.call.flags & messages.CREDITED:
+            self._process.post(task.caller, messages.Parked(task.call.serial), connect=False)
+        if spawn:
+            self._start_runner(None)
+        elif wake:
+            self._process.loop.wake()
+
+    def unpark(self, task: Task, *, block: bool = True) -> None:
+        """Take a slot again, before any new task does."""
+        bell: threading.Lock | None = None
+        with self._lock:
+            self.waiting -= 1
+            task.waits -= 1
+            if task.waits or task.call.flags & messages.URGENT:
+                return
+            if self._running < self.slots or not block:
+                self._running += 1
+                return
+            bell = threading.Lock()
+            bell.acquire()
+            self._resuming.append(bell)
+        try:
+            bell.acquire()
+        except BaseException:
+            # Interrupted while it waited for its slot: it goes on (to unwind) without waiting more.
+            with self._lock:
+                if bell in self._resuming:
+                    self._resuming.remove(bell)
+                    self._running += 1
+            raise
+
+    # --- one task ---------------------------------------------------------------------------------
+
+    def _run(self, task: Task) -> None:
+        process = self._process
+        main = threading.get_ident() == threading.main_thread().ident
+        outer = context.current_task()
+        task.thread = threading.get_ident()
+        task.started = True
+        if task.cancelled:
+            self._ended(task)
+            return
+        context.set_current_task(task)
+        start_ns = time.monotonic_ns()
+        pid = process.pid
+        try:
+            if main:
+                self._main_task = task
+            answer = self._outcome(task, process)
+        except KeyboardInterrupt:
+            # Interrupted between the task's end and our noticing it.
+            answer = self._trouble(task, "interrupted", KeyboardInterrupt())
+        finally:
+            if main:
+                self._main_task = None
+            context.set_current_task(outer)
+        if pid != os.getpid():
+            os._exit(0)  # the task forked, and this is the child: it is not a worker
+        self._ended(task)
+        process.answer(task, answer, time.monotonic_ns() - start_ns)
+
+    def _ended(self, task: Task) -> None:
+        self.tasks.pop(task.id, None)
+        task.function = task.function if isinstance(task.function, str) else None
+        task.arguments = None
+
+    def _outcome(self, task: Task, process: Process) -> Outgoing | messages.Trouble:
+        transfers = process.transfers
+        function: Any = None
+        args: tuple[Any, ...] = ()
+        kwargs: dict[str, Any] = {}
+        value: Any = None
+        try:
+            try:
+                if isinstance(task.function, str):
+                    function = pickling.resolve_reference(task.function)
+                elif task.function is not None:
+                    function = transfers.decode(task.function, task.shares)
+                if task.arguments is not None:
+                    args, kwargs = transfers.decode(task.arguments, task.shares)
+                    task.arguments = None
+            except BaseException as error:
+                return self._trouble(task, _kind(task, error, "undecodable"), error)
+            try:
+                value = function(*args, **kwargs)
+            except BaseException as error:
+                return self._trouble(task, _kind(task, error, "raised"), error)
+            if process.pid != os.getpid():
+                os._exit(0)
+            if task.shares:
+                # Views of a shared object in the value are encoded before they are looked at.
+                written = transfers.written_shares(task.shares)
+                if written:
+                    return self._trouble(
+                        task,
+                        "shared-written",
+                        errors.SharedObjectModified(
+                            f"{task.label} wrote to the buffers of {written} object(s) that "
+                            "`Cluster.share` gives to all tasks; other tasks get them anew. Copy what "
+                            "you change, or pass the object as an ordinary argument."
+                        ),
+                    )
+            if not task.call.serial:
+                return transfers.nothing
+            try:
+                if type(value) is Outcomes:
+                    return value.encode(process, task)
+                return transfers.encode(value)
+            except BaseException as error:
+                return self._trouble(task, _kind(task, error, "unencodable"), error)
+        finally:
+            # Argument objects die here, so that their segments go back with the answer.
+            function = args = kwargs = value = None  # type: ignore[assignment]
+            task.shares = []
+
+    def _trouble(self, task: Task, kind: str, error: BaseException) -> messages.Trouble:
+        return describe(self._process, kind, error)
+
+    def close(self) -> None:
+        """Let idle runners end; tasks that run go on until they end."""
+        self._closing = True
+        self._process.loop.wake()
+
+
+def _kind(task: Task, error: BaseException, kind: str) -> str:
+    if isinstance(error, KeyboardInterrupt) and task.interrupted:
+        return "interrupted"
+    if isinstance(error, errors.NestingLimitError):
+        return "nesting"
+    return kind
+
+
+def describe(process: Process, kind: str, error: BaseException) -> messages.Trouble:
+    """Put an exception into a message, with its traceback as text and itself if it can travel."""
+    import traceback
+
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
+        frames = frames.tb_next
+    try:
+        text = "".join(traceback.format_exception(type(error), error, frames))
+    except Exception:  # a broken __str__ or __repr__ of the user's
+        text = "".join(traceback.format_tb(frames)) + f"{type(error).__name__} (cannot be shown)\n"
+    try:
+        message = str(error)
+    except Exception:
+        message = "(its message cannot be shown)"
+    body = None
+    if isinstance(error, Exception):
+        try:
+            body = process.transfers.encode_inline(error)
+            # An exception that cannot be rebuilt is found out here, not at the caller.
+            process.transfers.decode_inline(body)
+        except Exception:
+            body = None
+    type_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    trouble = messages.Trouble(
+        kind, type_name, message, text, process.rank, process.host, body, kind != "undecodable"
+    )
+    # The traceback's frames hold the arguments: let them go.
+    error.__traceback__ = None
+    return trouble
+
+
+class Outcomes:
+    """What a batch of a map returns: one (True, value) or (False, exception) an item."""
+
+    __slots__ = ("items",)
+
+    def __init__(self, items: list[tuple[bool, Any]]) -> None:
+        self.items = items
+
+    def encode(self, process: Process, task: Task) -> Outgoing:
+        """Encode all in one; if one of them cannot be, that one becomes an error of its own."""
+        try:
+            return process.transfers.encode(self.items)
+        except Exception:
+            checked: list[tuple[bool, Any]] = []
+            for ok, value in self.items:
+                try:
+                    pickling.encode(value)
+                    checked.append((ok, value))
+                except Exception as error:
+                    checked.append((False, describe(process, "unencodable", error)))
+            return process.transfers.encode(checked)
+
+
+class Batch:
+    """Runs a function over the items of a batch; sent once a map, as its function."""
+
+    __slots__ = ("function", "star")
+
+    def __init__(self, function: Any, star: bool) -> None:
+        self.function = function
+        self.star = star
+
+    def __getstate__(self) -> tuple[Any, bool]:
+        return (self.function, self.star)
+
+    def __setstate__(self, state: tuple[Any, bool]) -> None:
+        self.function, self.star = state
+
+    def __call__(self, items: list[Any]) -> Outcomes:
+        """Run every item; an item that raises does not stop the others."""
+        function, star = self.function, self.star
+        outcomes: list[tuple[bool, Any]] = []
+        for item in items:
+            try:
+                outcomes.append((True, function(*item) if star else function(item)))
+            except Exception as error:
+                process = context.current_process()
+                if process is None:
+                    raise
+                outcomes.append((False, describe(process, "raised", error)))
+        return Outcomes(outcomes)
+
+
+def flush_output() -> None:
+    """Write out what tasks printed, so that it arrives before their answer."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (ValueError, OSError, AttributeError):
+            pass  # closed or replaced by the user
