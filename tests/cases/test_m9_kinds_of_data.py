@@ -26,9 +26,8 @@ def _masked() -> Any:
 
 
 def _recarray() -> Any:
-    return np.rec.fromarrays(
-        [np.arange(LARGE), np.linspace(0, 1, LARGE), np.full(LARGE, "ab")], names=["a", "b", "c"]
-    )
+    columns: list[Any] = [np.arange(LARGE), np.linspace(0, 1, LARGE), np.full(LARGE, "ab")]
+    return np.rec.fromarrays(columns, names="a,b,c")
 
 
 def _structured() -> Any:
