@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Sequence
 
 # A program that restored SIGPIPE's default action must not die of a worker's death.
-SEND_FLAGS = getattr(socket, "MSG_NOSIGNAL", 0)
+SEND_FLAGS = int(getattr(socket, "MSG_NOSIGNAL", 0))
 _FLAGS = (SEND_FLAGS,)
 
 MERGED_PART_BYTES = 1024

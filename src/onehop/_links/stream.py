@@ -49,7 +49,9 @@ READ_PER_CALL_BYTES = 1 << 20
 """After so much, `receive` lets the other links of a loop have their turn."""
 DESCRIPTORS_PER_FRAME = 253
 _ANCILLARY_BYTES = socket.CMSG_SPACE(DESCRIPTORS_PER_FRAME * array("i").itemsize)
-_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_CLOSE_ON_EXEC = int(getattr(socket, "MSG_CMSG_CLOEXEC", 0))
+
+_TRUNCATED = int(socket.MSG_CTRUNC)  # an enum's `&` takes a microsecond
 
 _pack = HEADER.pack
 
@@ -83,12 +85,11 @@ class UnixLink(BaseLink):
         self._sock = sock
         self._fd = sock.fileno()
         self._outbox = Outbox(sock)
+        self._put = self._outbox.put
+        self._recvmsg = sock.recvmsg
         self._parser = FrameParser()
-        # Two locks, so that a sender never waits for a reader. Both are held for one call that does not
-        # block. `close` takes both: a number must not be closed, and given to someone else, while
-        # another thread is about to use it.
         self._send_lock = threading.Lock()
-        self._receive_lock = threading.Lock()
+        self._reading = False
         self._blocked = False
         self._send_failure = ""
         self._receive_failure = ""
@@ -96,12 +97,7 @@ class UnixLink(BaseLink):
         self._sent_frames = 0
         self._sent_raw_bytes = 0
         self._received_raw_bytes = 0
-        self._resize(SMALL_READ_BYTES)
-
-    def _resize(self, size_bytes: int) -> None:
-        self._read_bytes = size_bytes
-        self._view = memoryview(bytearray(size_bytes))
-        self._views = [self._view]
+        self._read_bytes = SMALL_READ_BYTES
 
     # --- counters -----------------------------------------------------------------------------------
 
@@ -152,24 +148,19 @@ class UnixLink(BaseLink):
         fds: Sequence[int] = (),
     ) -> None:
         """Take one frame, from any thread, without ever blocking; see `Link.send`."""
-        control_length = len(control)
-        payload_length = len(payload)
-        size = HEADER_BYTES + control_length + payload_length
+        size = HEADER_BYTES + len(control) + len(payload)
         if fds or size > JOINED_BYTES:
-            self._check(control_length, payload_length, source, destination, fds)
-        header = _pack(control_length, payload_length, source, destination)
+            self._send_parts(source, destination, control, payload, fds)
+            return
+        data = _pack(len(control), len(payload), source, destination) + control + payload
         try:
             with self._send_lock:
                 if self._send_failure:
                     raise self._ended(self._send_failure)
-                if fds or size > JOINED_BYTES:
-                    parts = [header + control, payload] if payload_length else [header + control]
-                    written = self._outbox.put_parts(parts, fds)
-                else:
-                    data = header + control + payload if payload_length else header + control
-                    written = self._outbox.put(data)
                 self._sent_frames += 1
                 self._sent_raw_bytes += size
+                if self._put(data):
+                    return
         except OSError as error:
             self._fail_sending(error)
             raise self._ended(self._send_failure) from error
@@ -177,23 +168,40 @@ class UnixLink(BaseLink):
             # Interrupted: the frame, or the rest of it, may be waiting with nobody to write it.
             self._note_blocked()
             raise
-        if not written and not self._blocked:
+        if not self._blocked:
             self._note_blocked()
 
-    def _check(
+    def _send_parts(
         self,
-        control_length: int,
-        payload_length: int,
         source: int,
         destination: int,
+        control: bytes,
+        payload: bytes,
         fds: Sequence[int],
     ) -> None:
-        pack_header(control_length, payload_length, source, destination)  # raises where too long
+        """Send what is not worth joining, or has descriptors."""
+        header = pack_header(len(control), len(payload), source, destination)
         if len(fds) > DESCRIPTORS_PER_FRAME:
             raise ProtocolError(
                 f"One frame passes at most {DESCRIPTORS_PER_FRAME} descriptors, not {len(fds)}; "
                 f"send the rest to rank {destination} with further frames."
             )
+        parts = [header + control, payload] if payload else [header + control]
+        try:
+            with self._send_lock:
+                if self._send_failure:
+                    raise self._ended(self._send_failure)
+                self._sent_frames += 1
+                self._sent_raw_bytes += sum(map(len, parts))
+                written = self._outbox.put_parts(parts, fds)
+        except OSError as error:
+            self._fail_sending(error)
+            raise self._ended(self._send_failure) from error
+        except BaseException:
+            self._note_blocked()
+            raise
+        if not written and not self._blocked:
+            self._note_blocked()
 
     def _note_blocked(self) -> None:
         # Not under the lock: the callback may take the loop's.
@@ -226,16 +234,18 @@ class UnixLink(BaseLink):
 
     def receive(self) -> list[Frame]:
         """Return the frames that have arrived; see `Link.receive`."""
-        with self._receive_lock:
+        # Instead of a lock, which costs ten times as much: see `close`.
+        self._reading = True
+        try:
             if self._receive_failure:
                 raise self._ended(self._receive_failure)
             frames: list[Frame] = []
             total = 0
             while True:
+                size = self._read_bytes
                 try:
-                    count, passed, flags, _ = self._sock.recvmsg_into(
-                        self._views, _ANCILLARY_BYTES, _CLOSE_ON_EXEC
-                    )
+                    # Reading into a buffer of our own would save no copy: frames are slices of `data`.
+                    data, passed, flags, _ = self._recvmsg(size, _ANCILLARY_BYTES, _CLOSE_ON_EXEC)
                 except BlockingIOError:
                     return frames
                 except OSError as error:
@@ -244,38 +254,53 @@ class UnixLink(BaseLink):
                     return frames or self._raise_ended()
                 if passed:
                     self._keep_fds(passed)
-                if flags & socket.MSG_CTRUNC:
+                if flags & _TRUNCATED:
                     self._receive_failure = (
                         "descriptors that it passed were lost, because this process has as many open "
                         "files as it may; raise `ulimit -n`"
                     )
-                    self._sock.shutdown(socket.SHUT_RDWR)
-                if not count:
-                    held = self._parser.held_bytes
-                    self._receive_failure = (
-                        f"the process went away in the middle of a frame, after {held} bytes of it"
-                        if held
-                        else "the process closed it or is gone"
-                    )
+                    self._shut()
+                if not data:
                     return frames or self._raise_ended()
-                total += count
+                count = len(data)
                 self._received_raw_bytes += count
-                new = self._parser.feed(self._view[:count])
+                new = self._parser.feed(data)
                 if self._parser.violation is not None:
-                    # Readable for ever, so that a level-triggered loop comes back for the error; and
-                    # the peer learns at once that nobody listens.
-                    self._sock.shutdown(socket.SHUT_RDWR)
+                    self._shut()
                     if frames or new:
                         return frames + new
                     raise self._parser.violation
-                frames = frames + new if frames else new
-                if count < self._read_bytes or total >= READ_PER_CALL_BYTES:
+                if count < size:
+                    self._read_bytes = SMALL_READ_BYTES
+                    return frames + new if frames else new
+                frames += new
+                total += count
+                if total >= READ_PER_CALL_BYTES:
                     return frames
-                if self._read_bytes < LARGE_READ_BYTES:
-                    self._resize(LARGE_READ_BYTES)
+                self._read_bytes = LARGE_READ_BYTES
+        finally:
+            self._reading = False
+            if self._closed:
+                self._release()
 
     def _raise_ended(self) -> list[Frame]:
+        if not self._receive_failure:
+            held = self._parser.held_bytes
+            self._receive_failure = _GONE + (
+                f", in the middle of a frame of which {held} bytes had arrived" if held else ""
+            )
         raise self._ended(self._receive_failure)
+
+    def _shut(self) -> None:
+        """End the connection, but not the descriptor.
+
+        The peer learns at once that nobody listens, and the descriptor is readable for ever, so that a
+        level-triggered loop comes back to hear the reason.
+        """
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the peer was faster
 
     def _keep_fds(self, passed: list[tuple[int, int, bytes]]) -> None:
         for level, kind, data in passed:
@@ -291,33 +316,38 @@ class UnixLink(BaseLink):
 
     def close(self) -> None:
         """End the link; idempotent, from any thread."""
-        with self._receive_lock, self._send_lock:
+        # The number of a descriptor must not be closed, and given to another file, while a thread is
+        # about to use it. Senders have a lock. A reader has none: either it sees the failure set here
+        # before it reads, or we see `_reading`, and leave the descriptor for it to close.
+        with self._send_lock:
             if self._closed:
                 return
-            self._closed = True
             self._send_failure = self._receive_failure = "this process closed it"
+            self._closed = True
             self._blocked = False
             self._outbox.drop()
-            try:
-                # The peer must see the end now, also where a forked child still has the descriptor.
-                self._sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass  # the peer was faster
-            self._sock.close()
-            self._close_arrived_fds()
+        # The peer must see the end now, also where a forked child still has the descriptor.
+        self._shut()
+        if not self._reading:
+            self._release()
 
     def abandon(self) -> None:
         """In a forked child: let go of descriptors, take no lock, and leave the connection alone."""
-        if self._closed:
-            return
+        self._send_failure = self._receive_failure = "this process is a forked child of its owner"
         self._closed = True
-        self._send_failure = self._receive_failure = "this process is a forked child"
+        self._blocked = False
         self._outbox.drop()
+        self._release()
+
+    def _release(self) -> None:
         self._sock.close()
         self._close_arrived_fds()
 
 
+_GONE = "the process closed it or is gone"
+
+
 def _reason(error: OSError) -> str:
     if error.errno in (errno.EPIPE, errno.ECONNRESET):
-        return "the process closed it or is gone"
+        return _GONE
     return os.strerror(error.errno) if error.errno else str(error)

@@ -17,6 +17,7 @@ CONTROL_LIMIT_BYTES = 64 << 20
 PAYLOAD_LIMIT_BYTES = (1 << 32) - 1
 
 _unpack = HEADER.unpack_from
+_new = tuple.__new__
 
 
 def pack_header(
@@ -73,18 +74,19 @@ class FrameParser:
     def feed(self, data: Buffer) -> list[Frame]:
         """Take the next bytes of the stream and return the frames that they complete.
 
-        Nothing of `data` is referred to afterwards, so that the caller can reuse its buffer.
+        Fastest with `bytes`; nothing of `data` is referred to afterwards.
         """
         if self.violation is not None:
             raise self.violation
-        view = data if type(data) is memoryview else memoryview(data)
+        if type(data) is not bytes:
+            data = bytes(data)
         frames: list[Frame] = []
-        position = self._continue(view, frames) if self._held else 0
-        end = len(view)
+        position = self._continue(data, frames) if self._held else 0
+        end = len(data)
         limit = self._control_limit_bytes
         needed = HEADER_BYTES
         while end - position >= HEADER_BYTES:
-            control_length, payload_length, source, destination = _unpack(view, position)
+            control_length, payload_length, source, destination = _unpack(data, position)
             if control_length > limit:
                 self._refuse(control_length, source, destination)
                 position = end
@@ -95,28 +97,22 @@ class FrameParser:
             if stop > end:
                 needed = stop - position
                 break
-            frames.append(
-                Frame(
-                    source,
-                    destination,
-                    bytes(view[start:middle]),
-                    bytes(view[middle:stop]) if payload_length else b"",
-                )
-            )
+            # `Frame(...)` does the same in twice the time.
+            frames.append(_new(Frame, (source, destination, data[start:middle], data[middle:stop])))
             position = stop
         if position < end:
-            self._held += view[position:]
+            self._held += data[position:]
             self._needed_bytes = needed
         self.frame_count += len(frames)
         return frames
 
-    def _continue(self, view: memoryview, frames: list[Frame]) -> int:
-        """Complete the held frame as far as `view` goes; return how much of `view` that took."""
+    def _continue(self, data: bytes, frames: list[Frame]) -> int:
+        """Complete the held frame as far as `data` goes; return how much of it that took."""
         held = self._held
         position = 0
         while True:
             missing = self._needed_bytes - len(held)
-            piece = view[position : position + missing]
+            piece = data[position : position + missing]
             held += piece
             position += len(piece)
             if len(piece) < missing:
@@ -124,7 +120,7 @@ class FrameParser:
             control_length, payload_length, source, destination = _unpack(held, 0)
             if control_length > self._control_limit_bytes:
                 self._refuse(control_length, source, destination)
-                return len(view)
+                return len(data)
             middle = HEADER_BYTES + control_length
             stop = middle + payload_length
             if len(held) < stop:
