@@ -255,11 +255,14 @@ def _hops_of(records: Sequence[TransferRecord]) -> tuple[list[Hop], list[Hop]]:
             way.append(Hop(record))
     fetched: dict[tuple[str, int, int], Hop] = {}
     for record in aside:
+        # What was copied within a process belongs to the hop that it was copied for.
+        inside = record.source == record.target
         carriers = [
             hop
             for hop in (*there, *back)
             if record.message == "blob"
-            and (hop.source, hop.target) == (record.source, record.target)
+            and hop.source == record.source
+            and (inside or hop.target == record.target)
         ]
         if carriers:
             # The last that had begun: a process that calls itself has call and result on the same pair.

@@ -35,21 +35,24 @@ _E = TypeVar("_E", int, str)
 
 
 class Contents(NamedTuple):
-    """Everything read, of one moment."""
+    """The records of a reading."""
 
-    totals: dict[TotalKey, Tally]
     records: list[RawRecord]
-    """Kept ones, in time order."""
+    """Those that are still kept, in time order."""
     noted: int
-    """Records that the totals contain."""
+    """How many there were."""
 
 
 class Reading(ABC):
     """The methods that a ledger and a part of one have in common."""
 
     @abstractmethod
+    def _totals(self) -> Totals:
+        """Bring everything up to date and give the totals alone, which is quick."""
+
+    @abstractmethod
     def _contents(self) -> Contents:
-        """Bring everything up to date and give it."""
+        """Bring everything up to date and give the records."""
 
     @abstractmethod
     def _host_of(self, rank: int) -> str:
@@ -111,9 +114,7 @@ class Reading(ABC):
         _check_outcome(outcome)
         wanted = (message, source, target, medium, outcome)
         return sum(
-            tally.size_bytes
-            for key, tally in self._contents().totals.items()
-            if _matches(key, wanted)
+            tally.size_bytes for key, tally in self._totals().items() if _matches(key, wanted)
         )
 
     def count(
@@ -127,9 +128,7 @@ class Reading(ABC):
         """Payloads with these properties, exact for ever; None stands for any."""
         _check_outcome(outcome)
         wanted = (message, source, target, medium, outcome)
-        return sum(
-            tally.count for key, tally in self._contents().totals.items() if _matches(key, wanted)
-        )
+        return sum(tally.count for key, tally in self._totals().items() if _matches(key, wanted))
 
     @property
     def dropped(self) -> int:
@@ -147,7 +146,7 @@ class Reading(ABC):
 
     def _traffic(self, end: Callable[[int], _E]) -> Traffic[_E]:
         flows: dict[tuple[_E, _E], dict[tuple[str, str], Tally]] = {}
-        for (_, source, target, medium, outcome), tally in self._contents().totals.items():
+        for (_, source, target, medium, outcome), tally in self._totals().items():
             flow = flows.setdefault((end(source), end(target)), {})
             flow[medium, outcome] = _sum(flow.get((medium, outcome)), tally)
         return Traffic({pair: Flow(flow) for pair, flow in flows.items()}, self._footer())
@@ -165,7 +164,7 @@ class Reading(ABC):
     def table(self) -> Table:
         """Totals by message and medium."""
         rows: dict[tuple[str, str], dict[str, Tally]] = {}
-        for (message, _, _, medium, outcome), tally in self._contents().totals.items():
+        for (message, _, _, medium, outcome), tally in self._totals().items():
             row = rows.setdefault((message, medium), {})
             row[outcome] = _sum(row.get(outcome), tally)
         return Table(
@@ -327,34 +326,26 @@ class Ledger(Reading):
         noted[OWN] = first + len(records)
         return _Marks(noted, _merged(parts))
 
-    def _between(self, begin: _Marks | None, end: _Marks | None) -> Contents:
-        if end is None and self._pull is not None:
-            self._pull()
-        first, own, own_totals = self._book.snapshot()
+    def _between(self, begin: _Marks, end: _Marks) -> Contents:
+        first, own, _ = self._book.snapshot()
         with self._lock:
-            # So that a report shows no more than it promises, though it keeps some more.
+            # Some more are kept between readings, so that the oldest are cut seldom.
             self._forget()
             records = dict(self._records)
-            noted = {rank: told.noted for rank, told in self._told.items()}
-            parts = [own_totals, *(told.totals for told in self._told.values())]
-        noted[OWN] = first + len(own)
         records.update({(OWN, number): raw for number, raw in enumerate(own, start=first)})
-        totals = _merged(parts) if end is None else end.totals
-        if end is not None:
-            noted = end.noted
-        since = {} if begin is None else begin.noted
-        if begin is not None:
-            totals = _difference(totals, begin.totals)
         inside = [
             raw
             for (rank, number), raw in records.items()
-            if since.get(rank, 0) <= number < noted.get(rank, 0)
+            if begin.noted.get(rank, 0) <= number < end.noted.get(rank, 0)
         ]
         inside.sort(key=lambda raw: (raw[9], raw[10]))
-        return Contents(totals, inside, sum(noted.values()) - sum(since.values()))
+        return Contents(inside, sum(end.noted.values()) - sum(begin.noted.values()))
+
+    def _totals(self) -> Totals:
+        return self._marks().totals
 
     def _contents(self) -> Contents:
-        return self._between(None, None)
+        return self._between(_NOTHING, self._marks())
 
 
 class Watch(Reading):
@@ -375,10 +366,17 @@ class Watch(Reading):
     def __exit__(self, *_: object) -> None:
         self._end = self._ledger._marks()
 
-    def _contents(self) -> Contents:
+    def _span(self) -> tuple[_Marks, _Marks]:
         if self._begin is None:
             raise RuntimeError("nothing was watched yet: use it as `with ledger.watch() as seen:`")
-        return self._ledger._between(self._begin, self._end)
+        return self._begin, self._end or self._ledger._marks()
+
+    def _totals(self) -> Totals:
+        begin, end = self._span()
+        return _difference(end.totals, begin.totals)
+
+    def _contents(self) -> Contents:
+        return self._ledger._between(*self._span())
 
     def _host_of(self, rank: int) -> str:
         return self._ledger._host_of(rank)
@@ -392,8 +390,11 @@ class Watch(Reading):
 class _Marks(NamedTuple):
     """How far every book was at one moment."""
 
-    noted: dict[int, int]
-    totals: dict[TotalKey, Tally]
+    noted: Mapping[int, int]
+    totals: Totals
+
+
+_NOTHING = _Marks({}, {})
 
 
 def _check_outcome(outcome: str | None) -> None:
