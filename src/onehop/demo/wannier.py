@@ -150,13 +150,12 @@ def _blocks(
     blocks: Blocks = {}
     starts: dict[LatticeVector, int] = {}
     for _ in range(vectors):
-        if available - len(blocks) * per_block <= 0:
+        if reader.remaining < per_block:
+            reader.number += reader.remaining
             raise _truncated(reader, functions, vectors, available)
         block = np.full((functions, functions), np.nan, dtype=np.complex128)
         vector: LatticeVector | None = None
         for _ in range(per_block):
-            if not reader.remaining:
-                raise _truncated(reader, functions, vectors, available)
             here, m, n, value = _element(reader, functions)
             if vector is None:
                 vector = here
