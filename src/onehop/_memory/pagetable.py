@@ -21,6 +21,7 @@ _PAGEMAP_SCAN = 0xC0606610
 _PROCMAP_QUERY = 0xC0686611
 _UFFDIO_API = 0xC018AA3F
 _UFFDIO_REGISTER = 0xC020AA00
+_UFFDIO_UNREGISTER = 0x8010AA01
 _UFFDIO_WRITEPROTECT = 0xC018AA06
 
 _WRITTEN, _FILE, _PRESENT, _SWAPPED = 2, 4, 8, 16
@@ -78,15 +79,13 @@ class MemoryMap:
         except OSError:
             return False
 
-    def at(self, address: int) -> MappingInfo | None:
-        """Return the mapping that holds `address`."""
+    def at_or_after(self, address: int) -> MappingInfo | None:
+        """Return the mapping that holds `address`, or else the next one."""
         if self.use_query:
             return self._query(address)
         for line in self._lines():
             start, _, stop = line.split(b" ", 1)[0].partition(b"-")
             if int(stop, 16) > address:
-                if int(start, 16) > address:
-                    return None
                 _, flags, _, device, inode = line.split(None, 5)[:5]
                 anonymous = flags[:2] == b"rw" and flags[3:4] == b"p" and inode == b"0"
                 return MappingInfo(
@@ -108,7 +107,7 @@ class MemoryMap:
 
     def _query(self, address: int) -> MappingInfo | None:
         argument = bytearray(104)
-        struct.pack_into("3Q", argument, 0, 104, 0, address)
+        struct.pack_into("3Q", argument, 0, 104, 0x10, address)  # "covering or next"
         try:
             fcntl.ioctl(self._fd, _PROCMAP_QUERY, argument, True)
         except FileNotFoundError:
@@ -300,6 +299,10 @@ class WrittenPages:
         )
         if fcntl.ioctl(self._pagemap, _PAGEMAP_SCAN, stale):
             self.disarm(start, stop)
+
+    def unregister(self, start: int, stop: int) -> None:
+        """Undo `register` for a range; scans of it fail from now on."""
+        fcntl.ioctl(self._fd, _UFFDIO_UNREGISTER, bytearray(struct.pack("2Q", start, stop - start)))
 
     def disarm(self, start: int, stop: int) -> None:
         """Let whole pages be written without a fault; they count as written from now on."""
