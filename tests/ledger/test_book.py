@@ -7,6 +7,7 @@ from collections import Counter
 from typing import Any
 
 import msgspec
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -62,7 +63,7 @@ def test_the_newest_are_kept_over_many_folds() -> None:
     for number in range(many):
         book.note("call", (1, number), None, 1, 2, "unix", "moved", 1, number, number, number)
         assert len(book._pending) <= FOLD_AFTER
-        assert len(book._newest) <= 125 + FOLD_AFTER
+        assert book._packed + len(book._tail) <= 100 + 2 * FOLD_AFTER
     assert [record.size_bytes for record in book.records()] == list(range(many - 100, many))
     assert book.dropped == many - 100
     assert book.totals() == {("call", 1, 2, "unix", "moved"): Tally(many, many, sum(range(many)))}
@@ -114,6 +115,15 @@ def test_noting_never_waits_for_the_lock() -> None:
         book.fold()
     assert book.noted == FOLD_AFTER + 5
     assert book.totals()["blob", 1, 2, "memory", "attached"].size_bytes == 7 * (FOLD_AFTER + 5)
+
+
+@pytest.mark.parametrize("size", [2**70, numpy.int64(9)])
+def test_integers_of_any_kind_are_kept(size: int) -> None:
+    book = Book()
+    for _ in range(2 * FOLD_AFTER):
+        book.note("call", None, None, 1, 2, "unix", "moved", 1, size, 0, 0)
+    assert {record.size_bytes for record in book.records()} == {size}
+    assert book.totals()["call", 1, 2, "unix", "moved"].size_bytes == 2 * FOLD_AFTER * int(size)
 
 
 def test_an_export_continues_where_the_last_ended() -> None:

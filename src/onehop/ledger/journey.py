@@ -170,12 +170,11 @@ class Journey:
         return self.table().__rich__()
 
 
-def causes_below(call: CallId, records: Iterable[TransferRecord]) -> set[CallId]:
-    """Give a call and all calls made by its task, by their tasks, and so on."""
+def causes_below(call: CallId, family: Iterable[tuple[CallId, CallId]]) -> set[CallId]:
+    """Give a call and all calls made by its task, by their tasks, and so on, from pairs of child and parent."""
     children: dict[CallId, set[CallId]] = {}
-    for record in records:
-        if record.cause is not None and record.parent is not None:
-            children.setdefault(record.parent, set()).add(record.cause)
+    for child, parent in family:
+        children.setdefault(parent, set()).add(child)
     found: set[CallId] = set()
     waiting = [call]
     while waiting:

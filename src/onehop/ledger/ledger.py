@@ -1,4 +1,4 @@
-"""What users read: the books of all processes, merged.
+"""What users hold: the books of all processes, merged, and parts of that.
 
 Must never send anything itself (`pull`, given by whoever owns the links, does) and never wait while its lock is held.
 """
@@ -6,189 +6,16 @@ Must never send anything itself (`pull`, given by whoever owns the links, does) 
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from onehop.errors import ProtocolError
 from onehop.ledger.book import KEPT_RECORDS, Book
-from onehop.ledger.journey import Journey, causes_below, route_of
-from onehop.ledger.records import (
-    OUTCOMES,
-    CallId,
-    RawRecord,
-    Tally,
-    TotalKey,
-    TransferRecord,
-    record_from,
-)
-from onehop.ledger.tables import Flow, Table, Traffic, format_bytes
-
-if TYPE_CHECKING:
-    import rich.table
+from onehop.ledger.reading import Reading, Totals, sum_of
+from onehop.ledger.records import RawRecord, Tally, TotalKey, record_from
 
 OWN = 0
 """Stands for the own book among those of the ranks, which begin at 1."""
-
-Totals = Mapping[TotalKey, Tally]
-_E = TypeVar("_E", int, str)
-
-
-class Contents(NamedTuple):
-    """The records of a reading."""
-
-    records: list[RawRecord]
-    """Those that are still kept, in time order."""
-    noted: int
-    """How many there were."""
-
-
-class Reading(ABC):
-    """The methods that a ledger and a part of one have in common."""
-
-    @abstractmethod
-    def _totals(self) -> Totals:
-        """Bring everything up to date and give the totals alone, which is quick."""
-
-    @abstractmethod
-    def _contents(self) -> Contents:
-        """Bring everything up to date and give the records."""
-
-    @abstractmethod
-    def _host_of(self, rank: int) -> str:
-        """Name of a rank's host."""
-
-    @property
-    @abstractmethod
-    def lost(self) -> list[int]:
-        """Ranks that died before they could tell their last news: their totals are what they had told."""
-
-    def _footer(self) -> str:
-        lost = self.lost
-        return f"without the last news of rank {', '.join(map(str, lost))}, lost" if lost else ""
-
-    def records(
-        self,
-        cause: CallId | None = None,
-        *,
-        message: str | None = None,
-        source: int | None = None,
-        target: int | None = None,
-        medium: str | None = None,
-        outcome: str | None = None,
-    ) -> list[TransferRecord]:
-        """Give the records that are still kept, in time order.
-
-        Parameters
-        ----------
-        cause : tuple of int, optional
-            Only those that this call needed; `story` includes its nested calls.
-        message, source, target, medium, outcome : optional
-            Only those with this value; None stands for any.
-        """
-        _check_outcome(outcome)
-        cause = None if cause is None else (cause[0], cause[1])
-        wanted = (message, source, target, medium, outcome)
-        return [
-            record
-            for record in map(record_from, self._contents().records)
-            if cause in (None, record.cause)
-            and _matches(
-                (record.message, record.source, record.target, record.medium, record.outcome),
-                wanted,
-            )
-        ]
-
-    def total(
-        self,
-        outcome: str | None = None,
-        medium: str | None = None,
-        source: int | None = None,
-        target: int | None = None,
-        message: str | None = None,
-    ) -> int:
-        """Bytes with these properties, exact for ever; None stands for any.
-
-        A payload that a relay passed on counts on every hop, as on the links.
-        """
-        _check_outcome(outcome)
-        wanted = (message, source, target, medium, outcome)
-        return sum(
-            tally.size_bytes for key, tally in self._totals().items() if _matches(key, wanted)
-        )
-
-    def count(
-        self,
-        outcome: str | None = None,
-        medium: str | None = None,
-        source: int | None = None,
-        target: int | None = None,
-        message: str | None = None,
-    ) -> int:
-        """Payloads with these properties, exact for ever; None stands for any."""
-        _check_outcome(outcome)
-        wanted = (message, source, target, medium, outcome)
-        return sum(tally.count for key, tally in self._totals().items() if _matches(key, wanted))
-
-    @property
-    def dropped(self) -> int:
-        """Records that only the totals remember, because newer ones took their place."""
-        contents = self._contents()
-        return contents.noted - len(contents.records)
-
-    def between_processes(self) -> Traffic[int]:
-        """Who sent how much to whom, hop by hop."""
-        return self._traffic(lambda rank: rank)
-
-    def between_hosts(self) -> Traffic[str]:
-        """The same between hosts; the row from a host to itself is what stayed inside."""
-        return self._traffic(self._host_of)
-
-    def _traffic(self, end: Callable[[int], _E]) -> Traffic[_E]:
-        flows: dict[tuple[_E, _E], dict[tuple[str, str], Tally]] = {}
-        for (_, source, target, medium, outcome), tally in self._totals().items():
-            flow = flows.setdefault((end(source), end(target)), {})
-            flow[medium, outcome] = _sum(flow.get((medium, outcome)), tally)
-        return Traffic({pair: Flow(flow) for pair, flow in flows.items()}, self._footer())
-
-    def story(self, call: CallId) -> list[TransferRecord]:
-        """Give the records of a call and of all calls that it made, in time order."""
-        records = [record_from(raw) for raw in self._contents().records]
-        causes = causes_below((call[0], call[1]), records)
-        return [record for record in records if record.cause in causes]
-
-    def journey(self, call: CallId) -> Journey:
-        """The way that a call really took, there and back, with what every hop carried."""
-        return route_of(call, [record_from(raw) for raw in self._contents().records])
-
-    def table(self) -> Table:
-        """Totals by message and medium."""
-        rows: dict[tuple[str, str], dict[str, Tally]] = {}
-        for (message, _, _, medium, outcome), tally in self._totals().items():
-            row = rows.setdefault((message, medium), {})
-            row[outcome] = _sum(row.get(outcome), tally)
-        return Table(
-            ["message", "medium", ">count", ">moved", ">attached", ">avoided"],
-            [
-                [message, medium, str(sum(tally.count for tally in row.values()))]
-                + [
-                    format_bytes(row[outcome].size_bytes if outcome in row else 0)
-                    for outcome in OUTCOMES
-                ]
-                for (message, medium), row in sorted(rows.items())
-            ],
-            footer=self._footer(),
-        )
-
-    def __str__(self) -> str:
-        return str(self.table())
-
-    def _repr_html_(self) -> str:
-        return self.table()._repr_html_()
-
-    def __rich__(self) -> rich.table.Table:
-        """Give rich its own kind of table."""
-        return self.table().__rich__()
 
 
 class _Told:
@@ -319,33 +146,44 @@ class Ledger(Reading):
         """How far every book is now, and its totals."""
         if self._pull is not None:
             self._pull()
-        first, records, totals = self._book.snapshot()
+        own_noted, totals = self._book.figures()
         with self._lock:
             noted = {rank: told.noted for rank, told in self._told.items()}
             parts = [totals, *(told.totals for told in self._told.values())]
-        noted[OWN] = first + len(records)
+        noted[OWN] = own_noted
         return _Marks(noted, _merged(parts))
 
-    def _between(self, begin: _Marks, end: _Marks) -> Contents:
-        first, own, _ = self._book.snapshot()
+    def _rows_between(self, begin: _Marks, end: _Marks) -> list[RawRecord]:
+        first, own = self._book.newest()
+        rows = own[max(begin.noted.get(OWN, 0) - first, 0) : max(end.noted.get(OWN, 0) - first, 0)]
+        rows += self._foreign_between(begin, end)
+        return rows
+
+    def _dropped_between(self, begin: _Marks, end: _Marks) -> int:
+        own_kept = end.noted.get(OWN, 0) - max(self._book.dropped, begin.noted.get(OWN, 0))
+        kept = max(own_kept, 0) + len(self._foreign_between(begin, end))
+        return sum(end.noted.values()) - sum(begin.noted.values()) - kept
+
+    def _foreign_between(self, begin: _Marks, end: _Marks) -> list[RawRecord]:
         with self._lock:
             # Some more are kept between readings, so that the oldest are cut seldom.
             self._forget()
-            records = dict(self._records)
-        records.update({(OWN, number): raw for number, raw in enumerate(own, start=first)})
-        inside = [
-            raw
-            for (rank, number), raw in records.items()
-            if begin.noted.get(rank, 0) <= number < end.noted.get(rank, 0)
-        ]
-        inside.sort(key=lambda raw: (raw[9], raw[10]))
-        return Contents(inside, sum(end.noted.values()) - sum(begin.noted.values()))
+            return [
+                raw
+                for (rank, number), raw in self._records.items()
+                if begin.noted.get(rank, 0) <= number < end.noted.get(rank, 0)
+            ]
 
     def _totals(self) -> Totals:
         return self._marks().totals
 
-    def _contents(self) -> Contents:
-        return self._between(_NOTHING, self._marks())
+    def _rows(self) -> list[RawRecord]:
+        return self._rows_between(_NOTHING, self._marks())
+
+    @property
+    def dropped(self) -> int:
+        """Records that only the totals remember, because newer ones took their place."""
+        return self._dropped_between(_NOTHING, self._marks())
 
 
 class Watch(Reading):
@@ -375,8 +213,13 @@ class Watch(Reading):
         begin, end = self._span()
         return _difference(end.totals, begin.totals)
 
-    def _contents(self) -> Contents:
-        return self._ledger._between(*self._span())
+    def _rows(self) -> list[RawRecord]:
+        return self._ledger._rows_between(*self._span())
+
+    @property
+    def dropped(self) -> int:
+        """Records of the block that only the totals remember."""
+        return self._ledger._dropped_between(*self._span())
 
     def _host_of(self, rank: int) -> str:
         return self._ledger._host_of(rank)
@@ -397,33 +240,11 @@ class _Marks(NamedTuple):
 _NOTHING = _Marks({}, {})
 
 
-def _check_outcome(outcome: str | None) -> None:
-    # A misspelt outcome would silently give 0, which looks like good news.
-    if outcome is not None and outcome not in OUTCOMES:
-        raise ValueError(f"no outcome {outcome!r}; there are {', '.join(OUTCOMES)}")
-
-
-def _matches(key: Sequence[object], wanted: Sequence[object]) -> bool:
-    return all(want is None or have == want for have, want in zip(key, wanted, strict=True))
-
-
-def _sum(one: Tally | None, other: Tally) -> Tally:
-    return (
-        other
-        if one is None
-        else Tally(
-            one.records + other.records,
-            one.count + other.count,
-            one.size_bytes + other.size_bytes,
-        )
-    )
-
-
 def _merged(parts: Iterable[Totals]) -> dict[TotalKey, Tally]:
     merged: dict[TotalKey, Tally] = {}
     for part in parts:
         for key, tally in part.items():
-            merged[key] = _sum(merged.get(key), tally)
+            merged[key] = sum_of(merged.get(key), tally)
     return merged
 
 
