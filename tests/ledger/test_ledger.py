@@ -121,6 +121,15 @@ def test_records_are_given_in_time_order_and_by_property() -> None:
     assert ledger.records(target=9) == []
 
 
+def test_own_news_are_not_counted_twice() -> None:
+    book = Book()
+    ledger = Ledger(book, rank=1)
+    book.note("call", None, None, 1, 2, "unix", "moved", 1, 5, 0, 0)
+    assert ledger.merge(1, book.export())
+    assert ledger.total() == 5
+    assert len(ledger.records()) == 1
+
+
 @pytest.mark.parametrize("method", ["total", "count", "records"])
 def test_a_misspelt_outcome_is_no_zero(method: str) -> None:
     with pytest.raises(ValueError, match="no outcome 'mvoed'; there are moved, attached, avoided"):

@@ -14,9 +14,6 @@ from onehop.ledger.book import KEPT_RECORDS, Book
 from onehop.ledger.reading import Reading, Totals, sum_of
 from onehop.ledger.records import RawRecord, Tally, TotalKey, record_from
 
-OWN = 0
-"""Stands for the own book among those of the ranks, which begin at 1."""
-
 
 class _Told:
     """What one other process has told of its book."""
@@ -43,6 +40,8 @@ class Ledger(Reading):
         Gives the name of a rank's host, also of a rank that is gone.
     kept_records : int
         How many of the newest records of other processes are kept.
+    rank : int
+        This process's own, so that its own news, should they come back to it, are not counted twice; 0 if unknown.
     """
 
     def __init__(
@@ -51,11 +50,13 @@ class Ledger(Reading):
         pull: Callable[[], None] | None = None,
         host_of: Callable[[int], str] | None = None,
         kept_records: int = KEPT_RECORDS,
+        rank: int = 0,
     ) -> None:
         self._book = book
         self._pull = pull
         self._name_of = host_of
         self._kept_records = kept_records
+        self._rank = rank
         self._lock = threading.Lock()
         self._told: dict[int, _Told] = {}
         self._records: dict[tuple[int, int], RawRecord] = {}
@@ -83,6 +84,8 @@ class Ledger(Reading):
         bool
             False if that book has more records, because the export was limited.
         """
+        if rank == self._rank:
+            return True
         try:
             first, noted, records, rows = exported
             totals = {(row[0], row[1], row[2], row[3], row[4]): Tally(*row[5:]) for row in rows}
@@ -150,17 +153,23 @@ class Ledger(Reading):
         with self._lock:
             noted = {rank: told.noted for rank, told in self._told.items()}
             parts = [totals, *(told.totals for told in self._told.values())]
-        noted[OWN] = own_noted
+        noted[self._rank] = own_noted
         return _Marks(noted, _merged(parts))
 
     def _rows_between(self, begin: _Marks, end: _Marks) -> list[RawRecord]:
         first, own = self._book.newest()
-        rows = own[max(begin.noted.get(OWN, 0) - first, 0) : max(end.noted.get(OWN, 0) - first, 0)]
+        rows = own[
+            max(begin.noted.get(self._rank, 0) - first, 0) : max(
+                end.noted.get(self._rank, 0) - first, 0
+            )
+        ]
         rows += self._foreign_between(begin, end)
         return rows
 
     def _dropped_between(self, begin: _Marks, end: _Marks) -> int:
-        own_kept = end.noted.get(OWN, 0) - max(self._book.dropped, begin.noted.get(OWN, 0))
+        own_kept = end.noted.get(self._rank, 0) - max(
+            self._book.dropped, begin.noted.get(self._rank, 0)
+        )
         kept = max(own_kept, 0) + len(self._foreign_between(begin, end))
         return sum(end.noted.values()) - sum(begin.noted.values()) - kept
 
