@@ -1,0 +1,1 @@
+"""Kits for authors of links, engines, reducers and exporters; only tests import them."""
