@@ -72,7 +72,7 @@ def _pair(**options: Any) -> tuple[Book, Book, Ledger]:
     own, other = Book(), Book()
 
     def pull() -> None:
-        while not ledger.merge(2, _wired(other.export(ledger.following(2), limit=3))):
+        while ledger.merge(2, _wired(other.export(ledger.following(2), limit=3))):
             pass
 
     hosts = {1: "L", 2: "R", 3: "R"}
@@ -125,7 +125,7 @@ def test_own_news_are_not_counted_twice() -> None:
     book = Book()
     ledger = Ledger(book, rank=1)
     book.note("call", None, None, 1, 2, "unix", "moved", 1, 5, 0, 0)
-    assert ledger.merge(1, book.export())
+    assert not ledger.merge(1, book.export())
     assert ledger.total() == 5
     assert len(ledger.records()) == 1
 

@@ -82,10 +82,10 @@ class Ledger(Reading):
         Returns
         -------
         bool
-            False if that book has more records, because the export was limited.
+            True if that book has more records to give, because the export was limited.
         """
         if rank == self._rank:
-            return True
+            return False
         try:
             first, noted, records, rows = exported
             totals = {(row[0], row[1], row[2], row[3], row[4]): Tally(*row[5:]) for row in rows}
@@ -107,7 +107,7 @@ class Ledger(Reading):
             self._records.update(numbered)
             if len(self._records) > self._kept_records + self._kept_records // 4:
                 self._forget()
-            return told.following >= told.noted
+            return told.following < told.noted
 
     def _forget(self) -> None:
         surplus = len(self._records) - self._kept_records
