@@ -138,9 +138,12 @@ def test_a_callback_that_raises_or_submits(cluster: Any, caplog: pytest.LogCaptu
     def wrong(_: Any) -> None:
         raise RuntimeError("in a callback")
 
+    def note(future: Any) -> None:
+        results.append(future.result())
+        rang.set()
+
     def again(_: Any) -> None:
-        following = cluster.submit(abs, -3)
-        following.add_done_callback(lambda f: (results.append(f.result()), rang.set()))
+        cluster.submit(abs, -3).add_done_callback(note)
 
     future = cluster.submit(slow, 1, 0.02)
     future.add_done_callback(wrong)

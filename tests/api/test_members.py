@@ -100,7 +100,7 @@ def test_workers_talk_straight(cluster: Any) -> None:
     assert cluster[2].call(chain) == 3
     assert cluster[2].call(lambda: ranks(onehop.current().workers)) == [2, 3]
     with cluster.ledger.watch() as watch:
-        size = cluster[2].call(lambda: onehop.current()[3].call(np.ones, 100_000).size)
+        size = cluster[2].call(lambda: int(onehop.current()[3].call(np.ones, 100_000).size))
     assert size == 100_000
     moved = [r for r in watch.records() if r.size_bytes >= 800_000 and r.outcome != "avoided"]
     assert {(r.source, r.target) for r in moved} <= {(3, 2), (3, 3)}

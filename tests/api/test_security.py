@@ -31,12 +31,12 @@ def listening_addresses(pids: list[int]) -> list[bytes]:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    found = []
+    found: list[bytes] = []
     for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
         fields = line.split()
         if len(fields) == 8 and fields[6] in inodes and int(fields[3], 16) & 0x10000:
-            name = fields[7].encode()
-            found.append(b"\0" + name[1:] if name.startswith(b"@") else name)
+            address = fields[7].encode()
+            found.append(b"\0" + address[1:] if address.startswith(b"@") else address)
     return found
 
 

@@ -26,8 +26,9 @@ def _masked() -> Any:
 
 
 def _recarray() -> Any:
-    columns: list[Any] = [np.arange(LARGE), np.linspace(0, 1, LARGE), np.full(LARGE, "ab")]
-    return np.rec.fromarrays(columns, names="a,b,c")
+    made = np.empty(LARGE, dtype=[("a", "i8"), ("b", "f8"), ("c", "U2")])
+    made["a"], made["b"], made["c"] = np.arange(LARGE), np.linspace(0, 1, LARGE), "ab"
+    return made.view(np.recarray)
 
 
 def _structured() -> Any:

@@ -1,0 +1,72 @@
+"""One call of a trivial function, beside a raw round trip; and what the ledger costs of it."""
+
+from __future__ import annotations
+
+import pickle
+
+import cloudpickle
+
+import onehop
+from benchmarks import peers, raw
+from benchmarks.measure import Report, median_s
+from benchmarks.workloads import nothing
+
+
+def main() -> None:
+    report = Report("worker.call of a trivial function")
+    trip = report.time("raw blocking round trip of 100 bytes", raw.round_trip_s())
+    trivial = lambda: None  # noqa: E731
+    pickled = report.time(
+        "cloudpickle dumps + loads of a lambda",
+        median_s(lambda: pickle.loads(cloudpickle.dumps(trivial)), 500, 50),
+    )
+    with onehop.Cluster(2) as cluster:
+        worker = cluster[2]
+        call = report.time("importable function", median_s(lambda: worker.call(nothing), 3000, 300))
+        local = report.time("lambda", median_s(lambda: worker.call(trivial), 2000, 200))
+        nested = report.time(
+            "a worker calls a worker",
+            worker.call(_nested_s, 3),
+        )
+        report.figure("importable function", call / trip, "round trips", 4.0, "4 × raw")
+        report.figure(
+            "lambda", local * 1e6, "µs", (4.0 * trip + pickled) * 1e6, "4 × raw + its pickling"
+        )
+        report.say(f"  nested: {nested / trip:.2f} round trips")
+        record = _recording_s(cluster)
+        if record is not None:
+            report.figure("recording", record / call * 100, "% of a call", 2.0, "2 % of a call")
+    again = raw.round_trip_s()
+    report.say(f"  raw round trip at the end of the run: {again * 1e6:.3g} µs")
+    if report.peers:
+        for name, peer in peers.each(peers.EVERY, report.say):
+            report.time(name, median_s(lambda p=peer: p.call(nothing), 60, 20))  # type: ignore[misc]
+    report.end()
+
+
+def _nested_s(rank: int) -> float:
+    target = onehop.current()[rank]
+    return median_s(lambda: target.call(nothing), 1500, 200)
+
+
+def _recording_s(cluster: onehop.Cluster) -> float | None:
+    """Time of the records that one call makes: those seen per call, times the time of one."""
+    from onehop.ledger import Book
+
+    with cluster.ledger.watch() as watch:
+        for _ in range(100):
+            cluster[2].call(nothing)
+    per_call = len(watch.records()) / 100
+    book = Book(1)
+    one = median_s(
+        lambda: [
+            book.note("call", (1, 7), None, 1, 2, "unix", "moved", 1, 150, 1, 2)
+            for _ in range(10_000)
+        ],
+        15,
+    )
+    return per_call * one / 10_000
+
+
+if __name__ == "__main__":
+    main()
