@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from functools import partial
 
 import numpy as np
 
@@ -37,7 +38,7 @@ def main() -> None:
         for name, peer in peers.each(["joblib", "dask.distributed", "ray"], report.say):
             peer.map(abs, range(4))
             try:
-                report.time(f"{name}, 10 tasks", seconds(lambda p=peer: p.map(task, range(10))))  # type: ignore[misc]
+                report.time(f"{name}, 10 tasks", seconds(partial(peer.map, task, range(10))))
             except Exception as error:
                 report.say(f"  {name}: {type(error).__name__}: {str(error)[:100]}")
     report.end()

@@ -87,9 +87,9 @@ class Report:
 
     def time(self, what: str, value_s: float) -> float:
         """Print a duration in a unit that suits it."""
-        for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-            if value_s >= size:
-                break
+        unit, size = next(
+            (pair for pair in (("s", 1.0), ("ms", 1e-3)) if value_s >= pair[1]), ("µs", 1e-6)
+        )
         self.say(f"  {what}: {value_s / size:.3g} {unit}")
         return value_s
 

@@ -8,6 +8,7 @@ import pickle
 import socket
 import statistics
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,7 @@ def pwrite_s(buffer: Any, repeats: int = 3) -> float:
     for _ in range(repeats):
         descriptor = os.memfd_create("benchmark")
         try:
-            times.append(seconds(lambda fd=descriptor: _write_all(fd, view)))  # type: ignore[misc]
+            times.append(seconds(partial(_write_all, descriptor, view)))
         finally:
             os.close(descriptor)
     return statistics.median(times)

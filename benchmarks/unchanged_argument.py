@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import onehop
 from benchmarks import peers
@@ -37,14 +38,12 @@ def main() -> None:
         for name, peer in peers.each(peers.EVERY, report.say):
             peer.call(first, small)
             report.time(
-                f"{name}, passed with the call", median_s(lambda p=peer: p.call(first, array), 2, 0)
-            )  # type: ignore[misc]
+                f"{name}, passed with the call", median_s(partial(peer.call, first, array), 2, 0)
+            )
             held = peer.put(array)
             if held is not array:
                 peer.call(first, held)
-                report.time(
-                    f"{name}, put by hand", median_s(lambda p=peer, h=held: p.call(first, h), 20)
-                )  # type: ignore[misc]
+                report.time(f"{name}, put by hand", median_s(partial(peer.call, first, held), 20))
     report.end()
 
 
