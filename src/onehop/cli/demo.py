@@ -80,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kpoints",
         type=_grid,
-        default=(2, 2, 2),
+        default=(3, 2, 1),
         metavar="N",
-        help="grid: N for N×N×N, or AxBxC (default 2); one task per point",
+        help="grid: N for N×N×N, or AxBxC (default 3x2x1); one task per point",
     )
     parser.add_argument(
         "--moments",
