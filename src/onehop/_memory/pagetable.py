@@ -300,6 +300,18 @@ class WrittenPages:
         if fcntl.ioctl(self._pagemap, _PAGEMAP_SCAN, stale):
             self.disarm(start, stop)
 
+    def owns(self, start: int, stop: int) -> bool:
+        """Tell whether registered pages are registered *here*: scans succeed on another userfaultfd's pages too."""
+        try:
+            fcntl.ioctl(
+                self._fd,
+                _UFFDIO_REGISTER,
+                bytearray(struct.pack("4Q", start, stop - start, _REGISTER_MODE_WP, 0)),
+            )
+        except OSError:
+            return False
+        return True
+
     def unregister(self, start: int, stop: int) -> None:
         """Undo `register` for a range; scans of it fail from now on."""
         fcntl.ioctl(self._fd, _UFFDIO_UNREGISTER, bytearray(struct.pack("2Q", start, stop - start)))

@@ -35,6 +35,7 @@ _GAP_BYTES = 16 * kernel.PAGE_SIZE
 """Neighbours this close are scanned by one call, which arms the pages between them too: a call costs as much as the walk over
 a thousand pages, and a page armed in vain costs its owner one fault."""
 _PENDING_MAX = 1 << 16
+_LARGE_BYTES = 1 << 20
 _PLANS_KEPT = 8
 _RECOUNT_NS = 1_000_000_000
 
@@ -196,13 +197,14 @@ class Tracker:
         if length <= 0:
             return None
         with self.lock:
-            if self._pages is None and not self._open():
+            if not self.available:
                 return None
             watch = Watch(self, address, length)
             start, stop = watch.start, watch.stop
             if any(a < stop and start < b for a, b in self._excluded):
                 return None
-            if not self._arm(start, stop):
+            pages = self._pages
+            if pages is None or not self._arm(start, stop) or not pages.owns(start, stop):
                 return None
             self._index.add(watch)
             return watch
@@ -321,7 +323,7 @@ class Tracker:
             mapping = mappings.at_or_after(at)
             if mapping is None or mapping.start > at or not mapping.private_anonymous:
                 return False
-            if not self._may_register():
+            if not self._may_register(stop - start):
                 return False
             # The whole mapping, since part of one would be split off.
             try:
@@ -344,19 +346,22 @@ class Tracker:
                 pages.unregister(mapping.start, mapping.stop)
             start = mapping.stop
 
-    def _may_register(self) -> bool:
-        # A registered mapping no longer merges with unregistered neighbours: each registration may cost the user's program
-        # one mapping of those that vm.max_map_count allows it (without any left it could not even start a thread).
-        self._maps_charged += 1
-        if self._maps_charged <= self._map_budget:
-            return True
+    def _may_register(self, size_bytes: int) -> bool:
+        # A registered mapping never merges again with one that was not registered when it was first written: a program that
+        # makes and sends arrays in turn gets one mapping for each. Without any left of those that vm.max_map_count allows,
+        # it could not even start a thread. The last half of the budget is for large buffers.
         assert self._mappings is not None
-        now_ns = time.monotonic_ns()
-        if now_ns < self._recount_after_ns:
-            return False
-        self._recount_after_ns = now_ns + _RECOUNT_NS
-        self._maps_charged = self._mappings.count() + 1
-        return self._maps_charged <= self._map_budget
+        limit = self._map_budget if size_bytes >= _LARGE_BYTES else self._map_budget // 2
+        if self._maps_charged >= limit:
+            now_ns = time.monotonic_ns()
+            if now_ns < self._recount_after_ns:
+                return False
+            self._recount_after_ns = now_ns + _RECOUNT_NS
+            self._maps_charged = self._mappings.count()
+            if self._maps_charged >= limit:
+                return False
+        self._maps_charged += 1
+        return True
 
     def _sweep_span(self, start: int, stop: int, members: Sequence[Watch], gap_bytes: int) -> None:
         pages = self._pages
