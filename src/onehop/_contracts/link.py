@@ -30,6 +30,11 @@ class Link(ABC):
     Everything that one process sends arrives whole, once and in order, or the link ends. Nothing here
     blocks, and nothing is thrown away silently.
 
+    `send` may be called from any thread, and may be interrupted anywhere by an exception that a signal
+    handler raises: the frame then goes as a whole or not at all. `receive` and `take_fds` belong to one
+    thread at a time, and whoever calls them in a main thread has to hold such exceptions back, since a
+    frame that is on its way from here to its handler is in nobody's books.
+
     Attributes
     ----------
     peer : int
@@ -109,8 +114,12 @@ class Link(ABC):
         Raises
         ------
         LinkClosed
-            The other end is gone, or the link was closed. What it had sent before may still be there:
-            go on with `receive` until that raises too.
+            The other end is gone, or the link was closed; the frame was not taken. What the peer had
+            sent before may still be there: go on with `receive` until that raises too.
+        ProtocolError
+            The frame is too large, or has too many descriptors; the link is as it was.
+        OSError
+            A descriptor is not open, or there is no room for its duplicate; the link is as it was.
         """
 
     @abstractmethod

@@ -5,13 +5,13 @@ Must never know what a frame means. No bytes move: a frame is handed over as it 
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
 from onehop._contracts.link import Frame, Link
 from onehop._links.base import BaseLink
+from onehop._links.outbox import duplicate
 
 
 class InprocLink(BaseLink):
@@ -85,7 +85,7 @@ class InprocLink(BaseLink):
         with self._lock:
             if self._closed:
                 raise self._ended("this process closed it")
-            own = [os.dup(fd) for fd in fds]
+            own = duplicate(fds)
             self._frames.append((Frame(source, destination, control, payload), own))
             self._sent_bytes += len(control) + len(payload)
             announce = not self._announced

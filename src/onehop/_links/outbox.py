@@ -75,9 +75,8 @@ class Outbox:
             return True
         return self.pump()
 
-    def put_parts(self, parts: Sequence[bytes], fds: Sequence[int] = ()) -> bool:
-        """Like `put` for one thing in several parts, with descriptors on the first."""
-        own = [os.dup(fd) for fd in fds]
+    def put_parts(self, parts: Sequence[bytes], own: list[int]) -> bool:
+        """Like `put` for one thing in several parts; the descriptors `own` are ours from now on."""
         idle = not self.entries
         # One call: an interrupt must not leave half a frame behind.
         self.entries.extend(
@@ -126,6 +125,18 @@ class Outbox:
         return sum(
             sum(map(len, parts)) - sum(progress) for parts, progress, _ in list(self.entries)
         )
+
+
+def duplicate(fds: Sequence[int]) -> list[int]:
+    """Return descriptors of our own for the same files; all or none."""
+    own: list[int] = []
+    try:
+        for fd in fds:
+            own.append(os.dup(fd))  # noqa: PERF401 (a comprehension would lose those made so far)
+    except BaseException:
+        close_all(own)
+        raise
+    return own
 
 
 def close_all(fds: list[int]) -> None:

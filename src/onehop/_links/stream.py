@@ -23,14 +23,14 @@ from onehop._links.meeting import (
     peer_credentials,
     prove,
 )
-from onehop._links.outbox import JOINED_BYTES, Outbox
+from onehop._links.outbox import JOINED_BYTES, Outbox, close_all, duplicate
 from onehop._protocol.framing import (
     HEADER,
     HEADER_BYTES,
     FrameParser,
     pack_header,
 )
-from onehop.errors import ProtocolError
+from onehop.errors import LinkClosed, ProtocolError
 
 __all__ = [
     "Listener",
@@ -157,19 +157,20 @@ class UnixLink(BaseLink):
             with self._send_lock:
                 if self._send_failure:
                     raise self._ended(self._send_failure)
+                try:
+                    written = self._put(data)
+                except OSError as error:
+                    raise self._fail_sending(error) from error
                 self._sent_frames += 1
                 self._sent_raw_bytes += size
-                if self._put(data):
+                if written:
                     return
-        except OSError as error:
-            self._fail_sending(error)
-            raise self._ended(self._send_failure) from error
+            if not self._blocked:
+                self._note_blocked()
         except BaseException:
             # Interrupted: the frame, or the rest of it, may be waiting with nobody to write it.
             self._note_blocked()
             raise
-        if not self._blocked:
-            self._note_blocked()
 
     def _send_parts(
         self,
@@ -187,21 +188,25 @@ class UnixLink(BaseLink):
                 f"send the rest to rank {destination} with further frames."
             )
         parts = [header + control, payload] if payload else [header + control]
+        own = duplicate(fds)
         try:
             with self._send_lock:
                 if self._send_failure:
+                    close_all(own)
                     raise self._ended(self._send_failure)
+                try:
+                    written = self._outbox.put_parts(parts, own)
+                except OSError as error:
+                    raise self._fail_sending(error) from error
                 self._sent_frames += 1
                 self._sent_raw_bytes += sum(map(len, parts))
-                written = self._outbox.put_parts(parts, fds)
-        except OSError as error:
-            self._fail_sending(error)
-            raise self._ended(self._send_failure) from error
+                if written:
+                    return
+            if not self._blocked:
+                self._note_blocked()
         except BaseException:
             self._note_blocked()
             raise
-        if not written and not self._blocked:
-            self._note_blocked()
 
     def _note_blocked(self) -> None:
         # Not under the lock: the callback may take the loop's.
@@ -210,25 +215,21 @@ class UnixLink(BaseLink):
             if self.on_blocked is not None:
                 self.on_blocked(self)
 
-    def _fail_sending(self, error: OSError) -> None:
-        with self._send_lock:
-            if not self._send_failure:
-                self._send_failure = _reason(error)
-            self._outbox.drop()
-            self._blocked = False
+    def _fail_sending(self, error: OSError) -> LinkClosed:
+        """Note, with the lock held, that nothing can be sent any more."""
+        self._send_failure = _reason(error)
+        self._outbox.drop()
+        self._blocked = False
+        return self._ended(self._send_failure)
 
     def flush(self) -> bool:
         """Write what waits, as far as the kernel takes it; true when nothing waits any more."""
-        try:
-            with self._send_lock:
-                if self._send_failure or self._outbox.pump():
-                    self._blocked = False
-                    return True
-                self._blocked = True
-                return False
-        except OSError as error:
-            self._fail_sending(error)
-            return True
+        with self._send_lock:
+            try:
+                self._blocked = not (self._send_failure or self._outbox.pump())
+            except OSError as error:
+                self._fail_sending(error)
+            return not self._blocked
 
     # --- receiving ----------------------------------------------------------------------------------
 
