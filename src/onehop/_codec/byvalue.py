@@ -5,9 +5,12 @@ Must never be imported before it is needed: cloudpickle takes 30 ms to load. The
 
 from __future__ import annotations
 
+import functools
 import pickle
+import sys
 import threading
 import types
+import typing
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,26 +20,32 @@ from cloudpickle import cloudpickle
 from onehop._codec.functions import is_by_value
 
 
-class _MadeClasses:
-    """The classes of this process that were made from a stream; all others were defined here.
+class _ClassBook:
+    """Which classes were defined in this process and left it, and which came from a stream.
 
     cloudpickle keeps classes apart by an id, for the whole process, so this book is kept for the process too.
     """
 
     def __init__(self) -> None:
-        self._made: weakref.WeakSet[type] = weakref.WeakSet()
+        self._defined_here: weakref.WeakSet[type] = weakref.WeakSet()
+        self._arrived: weakref.WeakSet[type] = weakref.WeakSet()
         self._lock = threading.Lock()
 
-    def add(self, made: type) -> None:
+    def leaves(self, cls: type) -> None:
         with self._lock:
-            self._made.add(made)
+            if cls not in self._arrived:
+                self._defined_here.add(cls)
 
-    def __contains__(self, candidate: type) -> bool:
+    def arrives(self, cls: type) -> bool:
+        """Note a class from a stream; False if it was defined here."""
         with self._lock:
-            return candidate in self._made
+            if cls in self._defined_here:
+                return False
+            self._arrived.add(cls)
+            return True
 
 
-_made_classes = _MadeClasses()
+_book = _ClassBook()
 
 
 def make_class(maker: Callable[..., type], *args: Any) -> type:
@@ -44,21 +53,18 @@ def make_class(maker: Callable[..., type], *args: Any) -> type:
     # cloudpickle makes a class before it looks for an equal one, and throws it away: that would run the
     # `__init_subclass__` of the bases once more for every instance that comes back.
     known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
-    if known is not None:
-        return known  # type: ignore[no-any-return]
-    made = maker(*args)
-    _made_classes.add(made)
-    return made
+    return maker(*args) if known is None else known
 
 
-def fill_class(made: type, state: Any) -> None:
+def fill_class(cls: type, state: Any) -> None:
     """Give a class its attributes, unless it was defined in this process; called by the unpickler only.
 
     A class that comes back to where it was defined keeps what it has there: its methods share the globals of
-    their module, and its attributes may have changed since.
+    their module, and its attributes may have changed since. Another thread may be filling the same new class
+    just now; both do it then, since neither may go on with a class that is empty.
     """
-    if made in _made_classes:
-        cloudpickle._class_setstate(made, state)
+    if _book.arrives(cls):
+        cloudpickle._class_setstate(cls, state)
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -83,7 +89,7 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         merged: dict[type, Any] = {}
         for part in reversed(cloudpickle.Pickler.dispatch_table.maps):
             merged.update(part)
-        merged[types.ModuleType] = _reduce_module
+        merged.update(_REDUCERS)
         merged.update(table)
         # Before the C constructor runs, which looks the table up once.
         self.dispatch_table = merged
@@ -104,7 +110,19 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             reduced = cloudpickle._dynamic_class_reduce(obj)
         if reduced is NotImplemented or len(reduced) < 6:
             return reduced
+        _book.leaves(obj)
         maker, args, state = reduced[:3]
+        slots = obj.__dict__.get("__slots__")
+        made_by_typing = typing.NamedTuple in obj.__dict__.get("__orig_bases__", ())
+        if (
+            slots is not None
+            and maker is cloudpickle._make_skeleton_class
+            and not made_by_typing  # which refuses slots, and sets its own
+        ):
+            # cloudpickle sets this once the class is made, which is too late: instances would get a
+            # `__dict__`, and could not come back to where they have none.
+            args = (*args[:3], {**args[3], "__slots__": slots}, *args[4:])
+            state[0].pop("__slots__", None)
         return make_class, (maker, *args), state, None, None, fill_class
 
 
@@ -114,3 +132,58 @@ def _reduce_module(module: types.ModuleType) -> Any:
         contents = {k: v for k, v in module.__dict__.items() if k != "__builtins__"}
         return cloudpickle.dynamic_subimport, (name, contents)
     return cloudpickle._module_reduce(module)
+
+
+def _reduce_named(obj: Any, by_value: Callable[[], Any]) -> Any:
+    """Take something apart that pickle would only name, if the name means nothing elsewhere."""
+    name = getattr(obj, "__qualname__", None) or obj.__name__
+    module_name = obj.__module__
+    if not is_by_value(module_name):
+        found: Any = sys.modules.get(module_name)
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is obj:
+            return name
+    return by_value()
+
+
+def _reduce_cached(function: Any) -> Any:
+    def by_value() -> Any:
+        attributes = {k: v for k, v in function.__dict__.items() if k != "__wrapped__"}
+        parameters = function.cache_parameters()
+        return make_cached, (function.__wrapped__, parameters), attributes
+
+    return _reduce_named(function, by_value)
+
+
+def make_cached(function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+    """Rebuild what `functools.lru_cache` made, with an empty cache; called by the unpickler only."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def _reduce_cached_property(prop: functools.cached_property[Any]) -> Any:
+    # Before Python 3.12 it holds a lock.
+    state = {name: value for name, value in prop.__dict__.items() if name not in ("func", "lock")}
+    return functools.cached_property, (prop.func,), state
+
+
+def _reduce_new_type(new_type: Any) -> Any:
+    def by_value() -> Any:
+        names = {"__module__": new_type.__module__, "__qualname__": new_type.__qualname__}
+        return typing.NewType, (new_type.__name__, new_type.__supertype__), names
+
+    return _reduce_named(new_type, by_value)
+
+
+def _reduce_parameter(parameter: Any) -> Any:
+    return _reduce_named(parameter, lambda: (type(parameter), (parameter.__name__,)))
+
+
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    types.ModuleType: _reduce_module,
+    functools._lru_cache_wrapper: _reduce_cached,
+    functools.cached_property: _reduce_cached_property,
+    typing.NewType: _reduce_new_type,
+    typing.ParamSpec: _reduce_parameter,
+    typing.TypeVarTuple: _reduce_parameter,
+}

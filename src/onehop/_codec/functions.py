@@ -6,6 +6,7 @@ Must never know what is done with an answer: no streams, buffers or processes he
 from __future__ import annotations
 
 import functools
+import importlib.machinery
 import os
 import sys
 import types
@@ -67,13 +68,13 @@ def resolve_reference(text: str) -> Any:
     return found
 
 
-def is_by_value(module_name: str) -> bool:
+def is_by_value(module_name: object) -> bool:
     """Say whether what a module defines has to travel by value.
 
     Parameters
     ----------
     module_name : str
-        As in ``__module__``.
+        As in ``__module__``, which may be anything; then the answer is False.
 
     Returns
     -------
@@ -81,6 +82,8 @@ def is_by_value(module_name: str) -> bool:
         True for the main module, one made by hand, one found outside ``sys.path``, or one that the user
         registered with cloudpickle.
     """
+    if type(module_name) is not str:
+        return False
     if module_name in dynamic_modules():
         return True
     registered = registered_modules()
@@ -144,7 +147,9 @@ def _dynamic_modules(module_count: int) -> frozenset[str]:
         top = name.partition(".")[0]
         if top not in judged:
             judged[top] = _is_dynamic_top(top, modules.get(top), directories)
-        if judged[top] or (top != name and _is_made_by_hand(module)):
+        if judged[top] or (
+            top != name and top not in sys.stdlib_module_names and _is_made_by_hand(module)
+        ):
             found.add(name)
     return frozenset(found)
 
@@ -161,6 +166,8 @@ def _is_made_by_hand(module: types.ModuleType) -> bool:
 def _is_dynamic_top(name: str, module: object, directories: set[str]) -> bool:
     if name in sys.builtin_module_names or name in sys.stdlib_module_names:
         return False
+    if name == "cython_runtime" or name.startswith("_cython_"):
+        return False  # compiled code makes these itself, in every process
     if not isinstance(module, types.ModuleType):
         # Its package is not loaded under this name, so nothing is known; others may import it.
         return False
@@ -168,6 +175,8 @@ def _is_dynamic_top(name: str, module: object, directories: set[str]) -> bool:
     file = module.__dict__.get("__file__")
     if spec is None and file is None:
         return True
+    if type(module.__dict__.get("__loader__")) is importlib.machinery.ExtensionFileLoader:
+        return False  # compiled functions cannot travel by value
     if file is not None:
         directory, base = os.path.split(file)
         if base.startswith("__init__."):

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+import struct
 import threading
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from onehop._codec.functions import by_value_marks, is_by_value
-from onehop._codec.reducers import REGISTRY
+from onehop._codec.reducers import REGISTRY, array_subclasses
 
 Resolve = Callable[[int], object]
 ResolveBytes = Callable[[int, memoryview], bytes]
@@ -26,10 +28,29 @@ _BINBYTES, _BINUNICODE = 0x42, 0x58
 _BINBYTES8, _BINUNICODE8, _BYTEARRAY8 = 0x8E, 0x8D, 0x96
 _LONG_PAYLOADS = (_BINBYTES8, _BINUNICODE8, _BYTEARRAY8)
 _NEXT_BUFFER_AND_CALL = b"\x97\x86R"
+_read_u64 = struct.Struct("<Q").unpack_from
 # The pickler drops a frame of fewer bytes than this.
 _FRAME_MIN_BYTES = 4
 _BYTES_GLOBAL = b"conehop._codec.pickling\nbuild_bytes\nJ"
 _BYTEARRAY_GLOBAL = b"conehop._codec.pickling\nbuild_bytearray\nJ"
+
+_PLAIN_TYPES = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        float,
+        complex,
+        str,
+        bytes,
+        bytearray,
+        tuple,
+        list,
+        dict,
+        set,
+        frozenset,
+    }
+)
 
 
 class Encoded:
@@ -66,11 +87,12 @@ class _Sink:
     Were the chunks ever cut differently, nothing would be recognised and all would stay in the stream.
     """
 
-    __slots__ = ("_header_bytes", "_kind", "_size_bytes", "chunks", "encoded")
+    __slots__ = ("_header_bytes", "_kind", "_size_bytes", "chunks", "encoded", "took_payload")
 
     def __init__(self, encoded: Encoded) -> None:
         self.chunks: list[bytes] = []
         self.encoded = encoded
+        self.took_payload = False
         self._kind = 0
         self._header_bytes = 0
         self._size_bytes = -1
@@ -85,7 +107,7 @@ class _Sink:
         size = len(chunk)
         if size > start + _FRAME_HEADER_BYTES and chunk[start] == _FRAME:
             frame_start = start + _FRAME_HEADER_BYTES
-            header_start = frame_start + int.from_bytes(chunk[start + 1 : frame_start], "little")
+            header_start = frame_start + _read_u64(chunk, start + 1)[0]
             if header_start == size:
                 return
             room = 0
@@ -107,6 +129,7 @@ class _Sink:
             # A long text: the memory belongs to the pickler and is gone after this call.
             self.chunks.append(bytes(payload))
             return
+        self.took_payload = True
         self.chunks[-1] = self.chunks[-1][: -self._header_bytes]
         encoded = self.encoded
         number = len(encoded.buffers).to_bytes(4, "little")
@@ -161,8 +184,11 @@ def encode(obj: object, special: frozenset[type] = frozenset()) -> Encoded:
             _explain(error, obj, special)
             raise
         else:
-            stream = encoded.stream
-            if not any(mark in stream for mark in by_value_marks()):
+            find = encoded.stream.find  # `in` raises and clears an error for each mark, inside
+            for mark in by_value_marks():
+                if find(mark) >= 0:
+                    break
+            else:
                 return encoded
     # The first failure ("not found as …") would only hide the second one, so they are not chained.
     del failure
@@ -266,26 +292,46 @@ def _buffer_callback(encoded: Encoded) -> Callable[[pickle.PickleBuffer], bool]:
 
 
 def _encode_fast(obj: object, special: frozenset[type]) -> Encoded:
-    encoded = Encoded()
-    sink = _Sink(encoded)
-    pickler = pickle.Pickler(sink, 5, buffer_callback=_buffer_callback(encoded))
-    pickler.dispatch_table = _table(encoded, special)
-    pickler.dump(obj)
-    chunks = sink.chunks
-    encoded.stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-    return encoded
+    return _dump(obj, special, _fast_pickler)
 
 
 def _encode_by_value(obj: object, special: frozenset[type]) -> Encoded:
     # Importing cloudpickle takes 30 ms, which a worker that only gets importable functions never pays.
     from onehop._codec.byvalue import ByValuePickler
 
+    return _dump(obj, special, ByValuePickler)
+
+
+def _dump(
+    obj: object,
+    special: frozenset[type],
+    make_pickler: Callable[..., Any],
+    more: Mapping[type, Any] | None = None,
+) -> Encoded:
     encoded = Encoded()
     sink = _Sink(encoded)
-    pickler = ByValuePickler(sink, _table(encoded, special), _buffer_callback(encoded))
-    pickler.dump(obj)
-    encoded.stream = b"".join(sink.chunks)
+    table = _table(encoded, special)
+    if more:
+        table.update(more)
+    make_pickler(sink, table, _buffer_callback(encoded)).dump(obj)
+    chunks = sink.chunks
+    encoded.stream = stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if sink.took_payload and more is None and b"_reconstruct" in stream:
+        # numpy has copied an array of a subclass into bytes. The subclasses are looked for only now, since
+        # going through them for every encode would cost more than this rare second pass.
+        classes = array_subclasses(table)
+        named = {c: r for c, r in classes.items() if c.__name__.encode() in stream}
+        if named:
+            return _dump(obj, special, make_pickler, named)
     return encoded
+
+
+def _fast_pickler(
+    sink: _Sink, table: dict[type, Any], take: Callable[[pickle.PickleBuffer], bool]
+) -> pickle.Pickler:
+    pickler = pickle.Pickler(sink, 5, buffer_callback=take)
+    pickler.dispatch_table = table
+    return pickler
 
 
 def _begins_by_value(obj: object) -> bool:
@@ -293,15 +339,17 @@ def _begins_by_value(obj: object) -> bool:
     parts: Any = obj if type(obj) in (tuple, list) else (obj,)
     for part in parts[:8]:
         kind = type(part)
-        if kind.__module__ == "builtins":
-            if kind.__name__ != "function":
-                continue
+        if kind in _PLAIN_TYPES:
+            continue
+        if kind is types.FunctionType:
             if part.__name__ == "<lambda>":
                 return True
             module_name = part.__module__
+        elif isinstance(part, type):
+            module_name = part.__module__
         else:
             module_name = kind.__module__
-        if type(module_name) is str and is_by_value(module_name):
+        if is_by_value(module_name):
             return True
     return False
 
