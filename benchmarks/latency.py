@@ -58,7 +58,7 @@ def _recording_s(cluster: onehop.Cluster) -> float | None:
         for _ in range(100):
             cluster[2].call(nothing)
     per_call = len(watch.records()) / 100
-    book = Book(1)
+    book = Book()
 
     def note_many() -> None:
         for _ in range(10_000):

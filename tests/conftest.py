@@ -129,7 +129,7 @@ def clusters() -> Iterator[Any]:
     try:
         yield make
         for one in made:
-            if not one.closed:
+            if not one._process.closed:
                 support.assert_books_balance(one)
     finally:
         for one in made:

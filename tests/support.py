@@ -218,7 +218,7 @@ def arena_bytes(process: Any = None) -> int:
     import onehop
 
     process = onehop.current()._process if process is None else process
-    return int(process.arena.bytes_in_use)
+    return int(process.arena.in_use_bytes)
 
 
 def arena_bytes_everywhere(cluster: Any) -> int:
@@ -235,18 +235,19 @@ def imbalance_here(process: Any = None) -> list[str]:
     import onehop
 
     process = onehop.current()._process if process is None else process
-    differences = []
-    booked = process.booked_bytes_by_peer()
-    for link in process.links.values():
-        if link.medium == "inproc":
-            continue
-        expected = booked.get(link.peer, 0)
-        if expected != link.sent_bytes:
-            differences.append(
-                f"rank {process.rank} → {link.peer} ({link.medium}): "
-                f"books say {expected}, the link counted {link.sent_bytes}"
-            )
-    return differences
+    counted: dict[int, int] = {}
+    for link in list(process.peers.all_links):
+        if link.medium != "inproc":
+            counted[link.peer] = counted.get(link.peer, 0) + link.sent_bytes
+    booked: dict[int, int] = {}
+    for (_, source, target, medium, outcome), tally in process.book.figures()[1].items():
+        if (source, medium, outcome) == (process.rank, "unix", "moved"):
+            booked[target] = booked.get(target, 0) + tally.size_bytes
+    return [
+        f"rank {process.rank} → {peer}: the books say {booked.get(peer, 0)}, the link counted {size}"
+        for peer, size in counted.items()
+        if booked.get(peer, 0) != size
+    ]
 
 
 def assert_books_balance(cluster: Any) -> None:

@@ -230,13 +230,6 @@ def test_unordered_with_errors(cluster: Any) -> None:
     assert sorted(got) == [-1, 0, 1, 2, 4, 5, 6, 7, 8, 9]
 
 
-def test_progress_as_a_function(cluster: Any) -> None:
-    seen: list[tuple[int, int | None]] = []
-    list(cluster.map(square, range(10), progress=lambda done, total: seen.append((done, total))))
-    assert seen[-1] == (10, 10)
-    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
-
-
 def test_progress_as_a_bar(cluster: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert list(cluster.map(square, range(10), progress=True)) == [k * k for k in range(10)]
     captured = capsys.readouterr()

@@ -59,7 +59,7 @@ def test_in_closures_at_depth_and_in_maps(cluster: Any) -> None:
     assert list(cluster.map(lambda k, h: float(h.numbers[k]), range(6), [handle] * 6)) == [
         float(k) for k in range(6)
     ]
-    assert cluster[2].call(lambda: float(handle.value.numbers[3])) == 3.0
+    assert cluster[2].call(lambda: float(handle.numbers[3])) == 3.0
 
 
 def test_value_here(cluster: Any) -> None:
