@@ -9,9 +9,11 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from onehop._memory import kernel
+
+Reference = TypeVar("Reference", bound="weakref.ref[Any]")
 
 
 @functools.cache
@@ -45,9 +47,7 @@ def _offset_of_address() -> int | None:
     return min(candidates, default=None) if len(candidates) == 1 else None
 
 
-def owner_reference(
-    view: memoryview, make: Callable[[Any], weakref.ref[Any]]
-) -> weakref.ref[Any] | None:
+def owner_reference(view: memoryview, make: Callable[[Any], Reference]) -> Reference | None:
     """Make a weak reference to the object that a view's memory ends with.
 
     Parameters

@@ -144,22 +144,33 @@ class Arena:
                 self._punch_warm(surplus)
             if cold_bytes:
                 self._check_room(size_bytes, cold_bytes)
+                self._grow_file()
         except BaseException:
             self._forget(offset, size_bytes)
             raise
         with self._lock:
             self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
             self._last_use_ns = time.monotonic_ns()
-            if self._end > self._file_bytes:
-                # In steps, so that small segments do not each cost a call; the file is sparse.
-                wanted = max(self._end, self._file_bytes + _VIEW_BYTES)
+        return ArenaSegment(offset, size_bytes)
+
+    def _grow_file(self) -> None:
+        with self._lock:
+            if self._end <= self._file_bytes:
+                return
+            # In steps, so that small segments do not each cost a call; the file is sparse.
+            for wanted in (self._file_bytes + _VIEW_BYTES, self._end):
+                if wanted < self._end:
+                    continue
                 try:
                     os.ftruncate(self._fd, wanted)
-                except OSError:  # a limit on file sizes: as much as is needed
-                    wanted = self._end
-                    os.ftruncate(self._fd, wanted)
-                self._file_bytes = wanted
-        return ArenaSegment(offset, size_bytes)
+                except OSError as error:
+                    failure = error
+                else:
+                    self._file_bytes = wanted
+                    return
+            raise self._refusal(
+                self._end - self._file_bytes, 0, f"the limit on file sizes ({failure.strerror})"
+            )
 
     def _take(self, size_bytes: int) -> tuple[int, int]:
         """Choose a place: its offset, and how many of its bytes have no memory yet."""
@@ -290,7 +301,10 @@ class Arena:
         self._punch(offset, size_bytes)  # a part of it may have been warm
         with self._lock:
             self.in_use_bytes -= size_bytes
-            self._cold.add(offset, size_bytes)
+            if offset + size_bytes == self._end:
+                self._end = offset
+            else:
+                self._cold.add(offset, size_bytes)
 
     def view_address(self, segment: ArenaSegment, offset: int = 0) -> int:
         """Return where a byte of a segment can be read in this process; good until `close`.

@@ -76,7 +76,11 @@ class SegmentTable:
 
     def get(self, ref: SegmentRef) -> Sealed | None:
         """Find a segment by its id."""
-        return self._by_serial.get(ref.serial) if ref.owner == self._arena.rank else None
+        return self._by_serial.get(ref.serial) if self.owns(ref) else None
+
+    def owns(self, ref: SegmentRef) -> bool:
+        """Tell whether a segment is, or was, of this arena."""
+        return ref.owner == self._arena.rank
 
     # Holds
 
