@@ -15,18 +15,20 @@ def energy(model: dict[str, Any], k: int) -> float:
 
 
 with onehop.Cluster(2) as cluster:
-    print(
-        sum(cluster.map(lambda k: energy(model, k), range(100)))
-    )  # captured: moves once, for both
-    print(cluster[2].call(energy, model, 7))  # on worker 2; moves nothing
-    model["hoppings"][7][0, 0] = 100.0  # a change in place …
-    print(cluster[2].call(energy, model, 7))  # … is seen; what did not change stays
+    # captured: it moves once, for both workers
+    print(sum(cluster.map(lambda k: energy(model, k), range(100))))
+    # as an argument, on worker 2: nothing moves
+    print(cluster[2].call(energy, model, 7))
+    # a change in place is seen; what did not change stays where it is
+    model["hoppings"][7][0, 0] = 100.0
+    print(cluster[2].call(energy, model, 7))
 
-    half = cluster.submit(
-        np.multiply, model["hoppings"][0], 0.5
-    )  # its value stays where it was made
-    print(cluster[3].call(np.sum, half))  # taken from there, not through this program
-    print(cluster[2].call(lambda: onehop.current()[3].call(onehop.rank)))  # 2 asks 3, straight
+    # a future's value stays where it was made, and is taken from there
+    half = cluster.submit(np.multiply, model["hoppings"][0], 0.5)
+    print(cluster[3].call(np.sum, half))
+    # worker 2 asks worker 3, straight
+    print(cluster[2].call(lambda: onehop.current()[3].call(onehop.rank)))
 
-    print(cluster.route(2, 3), half.route(), sep="\n")  # planned, and what really happened
-    print(cluster.ledger.between_processes())  # every byte, by pair and medium
+    # the way that is planned, the way that it really went, and every byte by pair and medium
+    print(cluster.route(2, 3), half.route(), sep="\n")
+    print(cluster.ledger.between_processes())
