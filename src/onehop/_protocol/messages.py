@@ -151,9 +151,10 @@ class Members(msgspec.Struct, array_like=True, tag=9, gc=False):
 
 
 class LedgerPull(msgspec.Struct, array_like=True, tag=10, gc=False):
-    """Send what your book has recorded since you were last asked."""
+    """Send what your book has recorded from record `since` on."""
 
     serial: int
+    since: int
 
 
 class LedgerNews(msgspec.Struct, array_like=True, tag=11, gc=False):

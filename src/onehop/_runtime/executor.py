@@ -22,10 +22,11 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from onehop import errors
-from onehop._codec import pickling
+from onehop._codec import functions, pickling
 from onehop._protocol import messages
 from onehop._runtime import context
 from onehop._runtime.loop import Waiter
@@ -102,6 +103,8 @@ class Executor:
         self._idle = 0  # runners that wait for a task
         self.waiting = 0
         self.tasks: dict[messages.CallId, Task] = {}
+        self.inline = False
+        """Whether waiting threads run the tasks (a cluster without workers)."""
         self._main_task: Task | None = None
         self._closing = False
         self._threads = itertools.count(1)
@@ -116,7 +119,7 @@ class Executor:
             return
         with self._lock:
             heapq.heappush(self._ready, (-task.call.depth, next(self._order), task))
-            spawn = self._running < self.slots and not self._idle
+            spawn = self._running < self.slots and not self._idle and not self.inline
         if spawn:
             self._start_runner(None)
 
@@ -125,8 +128,13 @@ class Executor:
         task = self.tasks.get(task_id)
         if task is None:
             return
-        task.cancelled = True
-        if interrupt and task.started:
+        with self._lock:
+            task.cancelled = True
+            started = task.started
+        if not started:
+            self._ended(task)
+            self._process.answer_unstarted(task)
+        elif interrupt:
             self._interrupt(task)
 
     def interrupt_all(self) -> None:
@@ -136,6 +144,11 @@ class Executor:
 
     def _interrupt(self, task: Task) -> None:
         task.interrupted = True
+        if (
+            context.home.process is not self._process
+            and task.thread == threading.main_thread().ident
+        ):
+            return  # a task that runs inside the user's own program, which Ctrl-C stops by itself
         if task.thread == threading.main_thread().ident:
             # A signal also ends what sleeps in a system call. The handler looks again whether this
             # task still runs.
@@ -212,6 +225,20 @@ class Executor:
                 with self._lock:
                     self._idle -= 1
 
+    def run_here(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Run tasks in the calling thread until `ready()`; False after `timeout_s`."""
+        loop = self._process.loop
+        while not ready():
+            task = None
+            with self._lock:
+                if self._ready:
+                    task = heapq.heappop(self._ready)[2]
+            if task is not None:
+                self._run(task)
+            elif not loop.wait(Waiter(lambda: ready() or bool(self._ready)), timeout_s):
+                return False
+        return True
+
     def _release_slot(self) -> None:
         self._running -= 1
         if self._resuming and self._running < self.slots:
@@ -277,10 +304,10 @@ class Executor:
         main = threading.get_ident() == threading.main_thread().ident
         outer = context.current_task()
         task.thread = threading.get_ident()
-        task.started = True
-        if task.cancelled:
-            self._ended(task)
-            return
+        with self._lock:
+            if task.cancelled:
+                return
+            task.started = True
         context.set_current_task(task)
         start_ns = time.monotonic_ns()
         pid = process.pid
@@ -314,7 +341,7 @@ class Executor:
         try:
             try:
                 if isinstance(task.function, str):
-                    function = pickling.resolve_reference(task.function)
+                    function = functions.resolve_reference(task.function)
                 elif task.function is not None:
                     function = transfers.decode(task.function, task.shares)
                 if task.arguments is not None:
@@ -429,22 +456,26 @@ class Outcomes:
 class Batch:
     """Runs a function over the items of a batch; sent once a map, as its function."""
 
-    __slots__ = ("function", "star")
+    __slots__ = ("function", "only", "star")
 
-    def __init__(self, function: Any, star: bool) -> None:
+    def __init__(self, function: Any, star: bool, only: list[int] | None = None) -> None:
         self.function = function
         self.star = star
+        self.only = only
+        """Positions of the items that are to be run (again); None for all."""
 
-    def __getstate__(self) -> tuple[Any, bool]:
-        return (self.function, self.star)
+    def __getstate__(self) -> tuple[Any, bool, list[int] | None]:
+        return (self.function, self.star, self.only)
 
-    def __setstate__(self, state: tuple[Any, bool]) -> None:
-        self.function, self.star = state
+    def __setstate__(self, state: tuple[Any, bool, list[int] | None]) -> None:
+        self.function, self.star, self.only = state
 
     def __call__(self, items: list[Any]) -> Outcomes:
         """Run every item; an item that raises does not stop the others."""
         function, star = self.function, self.star
         outcomes: list[tuple[bool, Any]] = []
+        if self.only is not None:
+            items = [items[position] for position in self.only]
         for item in items:
             try:
                 outcomes.append((True, function(*item) if star else function(item)))

@@ -260,16 +260,14 @@ class Loop:
     # --- standby ----------------------------------------------------------------------------------
 
     def _stand_by(self) -> None:
-        while not self._closed:
+        while not self.closed:
             self._patrol_until_free()
-            if self._closed:
-                break
             if not self._role.acquire(blocking=False):
                 continue
             self._reader = threading.get_ident()
             self._standby_reads = True
             try:
-                while not self._closed and not self._asked_aside:
+                while not (self._closed or self._asked_aside):
                     self._poll(None)
             finally:
                 self._standby_reads = False

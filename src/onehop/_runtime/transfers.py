@@ -166,14 +166,14 @@ class Transfers:
         store: BlobStore,
         attachments: Attachments,
         book: Book,
-        special: Callable[[], frozenset[type]],
     ) -> None:
         self._post = post
         self._rank = post.rank
         self.store = store
         self.attachments = attachments
         self._book = book
-        self._special = special
+        self.special: frozenset[type] = frozenset()
+        """Types that travel by name; set by what users hold."""
         self._lock = threading.Lock()
         self._held: dict[tuple[int, int], list[int]] = {}  # (owner, serial): [uses here, mentions]
         # Finalizers may run inside a collection while any lock is held: they only append to these.
@@ -186,7 +186,8 @@ class Transfers:
         self._shared: dict[tuple[int, int], _Shared] = {}
         self._unshared: set[tuple[int, int]] = set()
         self._share_numbers = itertools.count(1)
-        self._local = threading.local()
+        self.nothing = Outgoing(Parcel())
+        """The value of what is not answered."""
         self.here: Callable[[int], object] = lambda rank: None
         """Builds what stands for the cluster (rank 0) or a member in decoded values."""
 
@@ -199,7 +200,7 @@ class Transfers:
         """
         if self._let_go or self._dropped:
             self.settle(send=False)
-        encoded = pickling.encode(value, self._special())
+        encoded = pickling.encode(value, self.special)
         stream = encoded.stream
         if (
             not encoded.buffers
@@ -214,7 +215,7 @@ class Transfers:
 
         Raises SerializationError if it holds a future, a handle or a cluster.
         """
-        encoded = pickling.encode(value, self._special())
+        encoded = pickling.encode(value, self.special)
         if encoded.substitutes:
             raise errors.SerializationError(
                 f"{type(value).__name__} holds {type(encoded.substitutes[0]).__name__}, which cannot "
@@ -571,7 +572,7 @@ class Transfers:
                         if entry[1]:
                             back.setdefault(ref[0], []).append((ref[1], entry[1]))
         for serial, count in back.pop(self._rank, ()):
-            self.store.returned_serial(serial, self._rank, count)
+            self.store.returned(SegmentRef(self._rank, serial, 0, 0), self._rank, count)
         self._owed(back)
         if not send:
             return ()
@@ -593,7 +594,7 @@ class Transfers:
     def returned(self, peer: int, segments: Iterable[tuple[int, int]]) -> None:
         """A peer gives mentions back."""
         for serial, count in segments:
-            self.store.returned_serial(serial, peer, count)
+            self.store.returned(SegmentRef(self._rank, serial, 0, 0), peer, count)
 
     def lent_by(self, message: messages.Lend) -> None:
         """Somebody who holds our segments mentions them to a third process."""

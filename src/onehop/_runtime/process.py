@@ -1,0 +1,800 @@
+"""One member of a cluster: what it sends, what it is sent, and the calls it waits for.
+
+The reading thread (see `loop`) calls `on_frames`; nothing below it blocks, runs user code or decodes a
+user's object. Threads that make calls enter them into the call table and send; threads that wait do so
+in `wait`, where a task gives up its slot. Whatever might block (opening a link on behalf of the reading
+thread, a callback of the user's) is done by the errands thread.
+
+Must never know how processes are started, nor what users hold.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Protocol
+
+from onehop import errors
+from onehop._codec.functions import function_reference
+from onehop._contracts.link import Frame, Link
+from onehop._memory.arena import Arena
+from onehop._memory.blobs import BlobStore
+from onehop._memory.mapping import Attachments
+from onehop._memory.tracker import get_tracker
+from onehop._protocol import calltable, messages, scheduling
+from onehop._runtime import context
+from onehop._runtime.answers import Answer
+from onehop._runtime.executor import Executor, Task, flush_output
+from onehop._runtime.loop import Loop, Waiter
+from onehop._runtime.peers import Peers
+from onehop._runtime.transfers import Outgoing, Transfers
+from onehop.ledger.book import Book
+
+if TYPE_CHECKING:
+    from onehop._protocol.messages import CallId, MemberInfo, Message
+
+TICK_S = 0.2
+STUCK_S = 0.6
+"""A task that was interrupted and has not answered by then is stuck in native code."""
+
+
+class Sink(Protocol):
+    """Where the answer of a call goes; called once, by the reading thread or an errand."""
+
+    def finish(self, answer: Answer) -> None:
+        """Take the answer."""
+
+    def sent(self) -> None:
+        """The call is on its way, so that it may have started."""
+
+
+class OutgoingCall:
+    """A call that this process makes."""
+
+    __slots__ = (
+        "arguments", "chain", "depth", "flags", "function", "label", "lent", "parent", "retries",
+        "scheduled", "serial", "sink", "state", "target", "timer",
+    )  # fmt: skip
+
+    def __init__(self, serial: int, function: str | Outgoing, arguments: Outgoing | None) -> None:
+        self.serial = serial
+        self.function = function
+        self.arguments = arguments
+        self.state: str = calltable.WAITING
+        self.target = 0
+        self.sink: Sink | None = None
+        self.parent: CallId | None = None
+        self.depth = 0
+        self.flags = 0
+        self.chain: tuple[str, ...] = ()
+        self.label = ""
+        self.retries = 0
+        self.scheduled = False
+        self.timer: int | None = None
+        self.lent = (False, False)
+
+    def close(self) -> None:
+        """Let go of what was encoded, unless it is lent by the caller for several calls."""
+        function_lent, arguments_lent = self.lent
+        if not function_lent and type(self.function) is Outgoing:
+            self.function.close()
+        if not arguments_lent and self.arguments is not None:
+            self.arguments.close()
+
+
+class Observer(Protocol):
+    """Who decides about membership: the director, or a worker's life."""
+
+    def met(self, process: Process, hello: messages.Hello) -> None:
+        """A process has joined, or linked up."""
+
+    def lost(self, process: Process, rank: int, reason: str) -> None:
+        """The last link to a process ended."""
+
+    def message(self, process: Process, source: int, message: Message) -> None:
+        """Something for the observer alone: shutdown, ledger news."""
+
+    def stuck(self, process: Process, rank: int, label: str) -> None:
+        """A task there was interrupted and has not stopped."""
+
+
+class Process:
+    """One member of a cluster."""
+
+    def __init__(
+        self,
+        rank: int,
+        cluster_id: str,
+        secret: bytes,
+        observer: Observer,
+        *,
+        slots: int = 1,
+        memory_limit: int | None = None,
+        name: str = "",
+    ) -> None:
+        self.rank = rank
+        self.cluster_id = cluster_id
+        self.host = socket.gethostname()
+        self.pid = os.getpid()
+        self.observer = observer
+        self.book = Book()
+        self.loop = Loop(name or f"rank-{rank}")
+        self.arena = Arena(rank, memory_limit)
+        self.attachments = Attachments(self.arena)
+        self.store = BlobStore(self.arena, get_tracker(), self.attachments)
+        self.transfers = Transfers(self, self.store, self.attachments, self.book)
+        self.executor = Executor(self, slots)
+        self.calls: calltable.CallTable[OutgoingCall] = calltable.CallTable()
+        self.scheduler: scheduling.Scheduler[OutgoingCall] = scheduling.Scheduler()
+        self._schedule_lock = threading.RLock()
+        self.members: dict[int, MemberInfo] = {}
+        self.peers = Peers(
+            rank, cluster_id, secret, self.loop, self.attachments, self.arena.fd_readonly, self
+        )
+        self._links = self.peers.links
+        self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._errand_thread: threading.Thread | None = None
+        self._ticking = False
+        self._unshared: deque[tuple[int, Outgoing]] = deque()
+        self.at_close: Callable[[], object] | None = None
+        self.ledger: Any = None
+        self._stopped: dict[int, OutgoingCall] = {}  # given up here, and not yet answered
+        self.closed = False
+        self._handlers: dict[type, Callable[[int, Link, Any], None]] = {
+            messages.Call: self._on_call,
+            messages.Result: self._on_result,
+            messages.Failure: self._on_failure,
+            messages.Cancel: self._on_cancel,
+            messages.Parked: self._on_parked,
+            messages.Lend: self._on_lend,
+            messages.Return: self._on_return,
+            messages.ArenaDescriptor: self._on_arena,
+            messages.Members: self._on_members,
+            messages.LedgerPull: self._on_ledger_pull,
+            messages.Unshare: self._on_unshare,
+        }
+
+    # --- sending ----------------------------------------------------------------------------------
+
+    def post(
+        self,
+        rank: int,
+        message: Message,
+        fds: Sequence[int] = (),
+        *,
+        kind: str = "control",
+        cause: CallId | None = None,
+        parent: CallId | None = None,
+        label: str = "",
+        connect: bool = True,
+    ) -> bool:
+        """Send a message; False when that process is gone. Opens the link if there is none."""
+        link = self._links.get(rank)
+        if link is None:
+            if not connect:
+                return False
+            if self.loop.reads_here:
+                kept = [os.dup(fd) for fd in fds]
+                self.errand(
+                    lambda: self._post_later(rank, message, kept, kind, cause, parent, label)
+                )
+                return True
+            link = self._open(rank)
+            if link is None:
+                return False
+        start_ns = time.monotonic_ns()
+        control = messages.encode(message)
+        try:
+            link.send(self.rank, rank, control, b"", fds)
+        except errors.LinkClosed:
+            return False
+        self.book.note(
+            kind, cause, parent, self.rank, rank, link.medium, "moved", 1, len(control), start_ns,
+            time.monotonic_ns(), label, "",
+        )  # fmt: skip
+        return True
+
+    def _post_later(
+        self,
+        rank: int,
+        message: Message,
+        fds: list[int],
+        kind: str,
+        cause: CallId | None,
+        parent: CallId | None,
+        label: str,
+    ) -> None:
+        try:
+            self.post(rank, message, fds, kind=kind, cause=cause, parent=parent, label=label)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _open(self, rank: int) -> Link | None:
+        member = self.members.get(rank)
+        if member is None or member.state in ("dead", "gone") or self.closed:
+            return None
+        if member.state == "starting" or not member.address:
+            self.wait(lambda: self._known(rank))
+            member = self.members[rank]
+            link = self._links.get(rank)
+            if link is not None or member.state != "ready":
+                return link
+        try:
+            return self.peers.open(rank, member.address)
+        except (errors.LinkClosed, errors.HandshakeError, OSError):
+            return None
+
+    def _known(self, rank: int) -> bool:
+        member = self.members.get(rank)
+        return self.closed or member is None or member.state != "starting"
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def call(
+        self,
+        target: int,
+        function: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        sink: Sink | None,
+        *,
+        flags: int = 0,
+        retries: int = 0,
+        timeout_s: float | None = None,
+        encoded_function: Outgoing | None = None,
+        encoded_arguments: Outgoing | None = None,
+        label: str = "",
+        on_entry: Callable[[OutgoingCall], None] | None = None,
+    ) -> OutgoingCall:
+        """Encode a call as it is now, and send it to `target`, or to any worker if that is 0.
+
+        Raises what encoding raises; nothing is kept then. Without a sink nobody is answered. What comes
+        encoded already stays the caller's to close. `on_entry` gets the call before it can be answered.
+        """
+        self.check_usable()
+        packed: str | Outgoing | None = encoded_function
+        if packed is None:
+            packed = function_reference(function)
+        if packed is None:
+            packed = self.transfers.encode(function)
+        arguments = encoded_arguments
+        if arguments is None and (args or kwargs):
+            arguments = self.transfers.encode((args, kwargs))
+        entry = OutgoingCall(self.calls.next_serial(), packed, arguments)
+        entry.lent = encoded_function is not None, encoded_arguments is not None
+        entry.sink = sink
+        entry.flags = flags
+        entry.retries = retries
+        entry.label = label or (
+            packed if type(packed) is str else getattr(function, "__qualname__", "")
+        )
+        task = context.current_task()
+        if task is not None and task.process is self:
+            entry.parent = task.id
+            entry.depth = task.call.depth + 1
+            entry.chain = (*task.call.chain, task.label)[-24:]
+        if sink is not None:
+            self.calls.add(entry)
+            if on_entry is not None:
+                on_entry(entry)
+            if timeout_s is not None:
+                entry.timer = self.loop.after(timeout_s, lambda: self._on_timeout(entry, timeout_s))
+        if arguments is not None and arguments.parts and self._await_parts(entry, target):
+            return entry
+        self._dispatch(entry, target)
+        return entry
+
+    def _await_parts(self, entry: OutgoingCall, target: int) -> bool:
+        assert entry.arguments is not None
+        waiting = entry.arguments.waiting
+        if not waiting:
+            return False
+        remaining = [len(waiting)]
+        lock = threading.Lock()
+
+        def known() -> None:
+            with lock:
+                remaining[0] -= 1
+                last = not remaining[0]
+            if last:
+                # The thread that makes a value known may be reading: sending must not wait there.
+                self.errand(lambda: self._dispatch(entry, target))
+
+        for part in waiting:
+            assert part.waits_for is not None
+            part.waits_for(known)
+        return True
+
+    def _dispatch(self, entry: OutgoingCall, target: int) -> None:
+        if entry.state == calltable.ENDED:
+            return
+        calltable.advance(entry, "known")
+        if target:
+            self._send_call(entry, target)
+            return
+        entry.scheduled = True
+        entry.flags |= messages.CREDITED
+        with self._schedule_lock:
+            self.scheduler.put(
+                entry, self._holders(entry), urgent=bool(entry.flags & messages.URGENT)
+            )
+        self.pump()
+
+    def _holders(self, entry: OutgoingCall) -> list[int]:
+        """Who made the largest values among the arguments: they are attached there already."""
+        arguments = entry.arguments
+        if arguments is None or not arguments.parts:
+            return []
+        weight: dict[int, int] = {}
+        for part in arguments.parts:
+            if part.parcel is not None:
+                for wire, used in zip(part.parcel.segments, part.parcel.used, strict=True):
+                    weight[wire[0]] = weight.get(wire[0], 0) + used
+        return sorted(weight, key=lambda rank: -weight[rank])
+
+    def pump(self) -> None:
+        """Send queued calls to workers that have room."""
+        while self.scheduler:
+            with self._schedule_lock:
+                chosen = self.scheduler.next()
+            if chosen is None:
+                return
+            self._send_call(*chosen)
+
+    def _send_call(self, entry: OutgoingCall, target: int) -> None:
+        if entry.state == calltable.ENDED:
+            self._credit(entry, target, 0)
+            return
+        function = entry.function
+        arguments = entry.arguments
+        cause = (self.rank, entry.serial)
+        try:
+            packed = None if arguments is None else arguments.complete()
+            wire: str | messages.Parcel = function if type(function) is str else function.complete()  # type: ignore[union-attr]
+        except BaseException as error:
+            self._credit(entry, target, 0)
+            self._end(entry, Answer(error=error))
+            return
+        if type(function) is Outgoing:
+            self.transfers.mention(
+                function.complete(), target, "call", cause, entry.parent, entry.label, function
+            )
+        if packed is not None:
+            self.transfers.mention(
+                packed, target, "call", cause, entry.parent, entry.label, arguments
+            )
+        message = messages.Call(
+            entry.serial if entry.sink is not None else 0,
+            wire, packed, entry.parent, entry.depth, entry.flags, entry.chain,
+        )  # fmt: skip
+        entry.target = target
+        calltable.advance(entry, "send")
+        if entry.sink is not None:
+            entry.sink.sent()
+        sent = self.post(
+            target, message, kind="call", cause=cause, parent=entry.parent, label=entry.label
+        )
+        if not sent:
+            self._lose_call(entry, target, "it is gone", started=False)
+        elif not entry.retries:
+            entry.close()
+
+    def _credit(self, entry: OutgoingCall, rank: int, run_ns: int) -> None:
+        if entry.scheduled and rank:
+            with self._schedule_lock:
+                self.scheduler.finished(rank, run_ns, entry.state == calltable.PARKED)
+
+    def _end(self, entry: OutgoingCall, answer: Answer) -> None:
+        if entry.timer is not None:
+            self.loop.drop_timer(entry.timer)
+        if entry.state != calltable.ENDED and self.calls.pop(entry.serial) is None:
+            if entry.sink is not None:
+                return  # somebody else ended it
+            calltable.advance(entry, "end")
+        entry.close()
+        if entry.sink is not None:
+            entry.sink.finish(answer)
+            self.loop.wake()  # for a waiter, if this is not the reading thread
+
+    def fail_unsent(self, entry: OutgoingCall, error: BaseException) -> None:
+        """End a call that waited for a worker."""
+        self._end(entry, Answer(error=error))
+
+    def unshare(self, number: int, outgoing: Outgoing) -> None:
+        """The last handle of a shared object is gone; called by a finalizer, so it only takes a note."""
+        self._unshared.append((number, outgoing))
+        self._tick()
+
+    # --- losing and stopping calls ----------------------------------------------------------------
+
+    def _lose_call(self, entry: OutgoingCall, rank: int, reason: str, started: bool = True) -> None:
+        self._credit(entry, rank, 0)
+        if entry.retries > 0 and entry.scheduled and not self.closed:
+            entry.retries -= 1
+            calltable.advance(entry, "requeue")
+            entry.target = 0
+            with self._schedule_lock:
+                self.scheduler.put(entry)
+            self.pump()
+            return
+        member = self.members.get(rank)
+        host = member.host if member is not None else "an unknown host"
+        kind = errors.WorkerDied if rank != 1 else errors.CallLost
+        may = "it may have started" if started else "it had not started"
+        self._end(
+            entry,
+            Answer(error=kind(
+                f"the call of {entry.label or 'a function'} to rank {rank} on {host} was lost, {may}: "
+                f"{reason}. Use `cluster.options(retries=…)` if it may run twice.", started,
+            )),
+        )  # fmt: skip
+
+    def lose_calls(self, rank: int, reason: str) -> None:
+        """That process is gone: end or requeue what was sent to it."""
+        with self._schedule_lock:
+            self.scheduler.leave(rank)
+        for entry in self.calls.sent_to(rank):
+            self._lose_call(entry, rank, reason)
+        self.pump()
+
+    def _on_timeout(self, entry: OutgoingCall, timeout_s: float | None) -> None:
+        error = errors.CallTimeout(
+            f"the call of {entry.label} to rank {entry.target or '(none yet)'} was not answered in "
+            f"{timeout_s} s; its task is interrupted"
+        )
+        self.stop_call(entry, error)
+
+    def stop_call(self, entry: OutgoingCall, error: BaseException | None = None) -> bool:
+        """End a call here with `error` (cancelled by default), and interrupt its task; False if over."""
+        if self.calls.pop(entry.serial) is None:
+            return False
+        if entry.scheduled and not entry.target:
+            with self._schedule_lock:
+                self.scheduler.drop(entry)
+        if entry.target:
+            self._stopped[entry.serial] = entry
+            if self.post(entry.target, messages.Cancel(entry.serial), connect=False):
+                self.loop.after(STUCK_S, lambda: self._look_if_stuck(entry))
+        self._end(entry, Answer(error=error or CancelledError()))
+        return True
+
+    def stop_all_calls(self) -> None:
+        """End every call that this process waits for, as cancelled, and interrupt their tasks."""
+        for entry in self.calls.all():
+            self.stop_call(entry)
+
+    def _look_if_stuck(self, entry: OutgoingCall) -> None:
+        if entry.serial in self._stopped and not self.closed:
+            self.observer.stuck(self, entry.target, entry.label)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Block until `ready()`; a task gives up its slot meanwhile. False after `timeout_s`."""
+        if ready():
+            return True
+        if self.executor.inline:
+            return self.executor.run_here(ready, timeout_s)
+        task = context.current_task()
+        if task is None:
+            try:
+                return self.loop.wait(Waiter(ready), timeout_s)
+            except KeyboardInterrupt:
+                # The terminal's Ctrl-C reaches this program only: stop what it has started elsewhere.
+                self.stop_all_calls()
+                raise
+        executor = task.process.executor
+        executor.park(task)
+        try:
+            return self.loop.wait(Waiter(ready), timeout_s)
+        finally:
+            executor.unpark(task)
+
+    def check_usable(self) -> None:
+        """Raise if the cluster cannot take a call from here."""
+        if self.pid != os.getpid():
+            raise errors.ForkedError(
+                f"this process (pid {os.getpid()}) was forked from rank {self.rank} (pid {self.pid}), "
+                "and the cluster stayed there. Make a cluster of its own here, or send calls from the "
+                "parent."
+            )
+        if self.closed:
+            raise errors.ClusterClosed("this cluster was closed; make a new one")
+
+    def errand(self, action: Callable[[], None]) -> None:
+        """Run `action` soon in a thread that may block."""
+        if self._errand_thread is None:
+            with self._schedule_lock:
+                if self._errand_thread is None:
+                    self._errand_thread = threading.Thread(
+                        target=self._run_errands, name="onehop-errands", daemon=True
+                    )
+                    self._errand_thread.start()
+        self._errands.put(action)
+
+    def _run_errands(self) -> None:
+        while (action := self._errands.get()) is not None:
+            try:
+                action()
+            except BaseException:
+                if not self.closed:
+                    import traceback
+
+                    traceback.print_exc()
+
+    # --- what arrives -----------------------------------------------------------------------------
+
+    def on_frames(self, link: Link, frames: list[Frame]) -> None:
+        """Carry out each message, in order."""
+        decode = messages.decode
+        handlers = self._handlers
+        for frame in frames:
+            message = decode(frame.control)
+            handler = handlers.get(type(message))
+            if handler is None:
+                self.observer.message(self, frame.source, message)
+            else:
+                handler(frame.source, link, message)
+
+    def _on_call(self, source: int, _link: Link, call: messages.Call) -> None:
+        receive = self.transfers.receive
+        function = call.function if type(call.function) is str else receive(call.function)  # type: ignore[arg-type]
+        arguments = None if call.arguments is None else receive(call.arguments)
+        if self.transfers.unsettled:
+            self._tick()
+        self.executor.accept(Task(self, source, call, function, arguments))
+
+    def _on_result(self, source: int, _link: Link, result: messages.Result) -> None:
+        received = self.transfers.receive(result.value)
+        if result.returns:
+            self.transfers.returned(source, result.returns)
+        self._answered(source, result.serial, Answer(received, run_ns=result.run_ns))
+
+    def _on_failure(self, source: int, _link: Link, failure: messages.Failure) -> None:
+        self._answered(
+            source, failure.serial, Answer(trouble=failure.trouble, run_ns=failure.run_ns)
+        )
+
+    def _answered(self, source: int, serial: int, answer: Answer) -> None:
+        entry = self.calls.get(serial)
+        if entry is None:
+            stopped = self._stopped.pop(serial, None)
+            if stopped is not None:
+                self._credit(stopped, source, 0)
+                self.pump()
+            return
+        if answer.trouble is not None and entry.retries > 0 and answer.trouble.kind == "raised":
+            self._credit(entry, source, answer.run_ns)
+            entry.retries -= 1
+            calltable.advance(entry, "requeue")
+            target, entry.target = entry.target, 0
+            if entry.scheduled:
+                with self._schedule_lock:
+                    self.scheduler.put(entry)
+                self.pump()
+            else:
+                self._send_call(entry, target)
+            return
+        self._credit(entry, source, answer.run_ns)
+        self._end(entry, answer)
+        if self.scheduler:
+            self.pump()
+
+    def _on_cancel(self, source: int, _link: Link, cancel: messages.Cancel) -> None:
+        self.executor.cancel((source, cancel.serial), cancel.interrupt)
+
+    def _on_parked(self, source: int, _link: Link, parked: messages.Parked) -> None:
+        entry = self.calls.get(parked.serial)
+        if entry is not None and entry.state == calltable.SENT and entry.scheduled:
+            calltable.advance(entry, "park")
+            with self._schedule_lock:
+                self.scheduler.parked(source)
+            self.pump()
+
+    def _on_lend(self, _source: int, _link: Link, lend: messages.Lend) -> None:
+        self.transfers.lent_by(lend)
+
+    def _on_return(self, source: int, _link: Link, back: messages.Return) -> None:
+        self.transfers.returned(source, back.segments)
+
+    def _on_arena(self, _source: int, link: Link, arena: messages.ArenaDescriptor) -> None:
+        (fd,) = link.take_fds(1)
+        if self.attachments.has_arena(arena.owner):
+            os.close(fd)
+        else:
+            self.attachments.add_arena(arena.owner, fd)
+
+    def _on_unshare(self, source: int, _link: Link, unshare: messages.Unshare) -> None:
+        self.transfers.unshare(source, unshare.shares)
+        self._tick()
+
+    def _on_members(self, _source: int, _link: Link, news: messages.Members) -> None:
+        for member in news.members:
+            self.update_member(member)
+
+    def update_member(self, member: MemberInfo) -> None:
+        """Take news of a member, from the director."""
+        self.members[member.rank] = member
+        if member.rank != 1:
+            with self._schedule_lock:
+                if member.state == "ready":
+                    self.scheduler.join(member.rank, self.executor.slots)
+                else:
+                    self.scheduler.leave(member.rank)
+        if member.state in ("dead", "gone"):
+            self.lose_calls(member.rank, member.reason or "it left the cluster")
+        elif member.state == "ready":
+            self.pump()
+        self.loop.ring_ready()
+
+    def _on_ledger_pull(self, source: int, _link: Link, pull: messages.LedgerPull) -> None:
+        links = tuple(
+            (link.peer, link.medium, link.sent_bytes, link.received_bytes)
+            for link in self.peers.all_links
+        )
+        exported = self.book.export(since=pull.since)
+        self.post(source, messages.LedgerNews(pull.serial, exported, links))
+
+    # --- answering --------------------------------------------------------------------------------
+
+    def answer(self, task: Task, outcome: Outgoing | messages.Trouble, run_ns: int) -> None:
+        """Send what a task came to; called by the thread that ran it."""
+        flush_output()
+        serial = task.call.serial
+        if not serial:
+            if type(outcome) is messages.Trouble:
+                self._report(task, outcome)
+            self._settle()
+            return
+        if type(outcome) is messages.Trouble:
+            failure = messages.Failure(serial, outcome, run_ns)
+            self.post(task.caller, failure, kind="result", cause=task.id, parent=task.call.parent)
+            self._settle()
+            return
+        assert isinstance(outcome, Outgoing)
+        if outcome.parts and outcome.waiting:
+            self._answer_when_known(task, outcome, run_ns)
+            return
+        try:
+            parcel = outcome.complete()
+        except BaseException as error:
+            from onehop._runtime.executor import describe
+
+            self.answer(task, describe(self, "raised", error), run_ns)
+            return
+        returns: tuple[tuple[int, int], ...] = ()
+        if outcome.parcel.segments or outcome.parts:
+            self.transfers.mention(
+                parcel, task.caller, "result", task.id, task.call.parent, "", outcome
+            )
+            outcome.close()
+        if self.transfers.unsettled:
+            returns = self.transfers.settle(to=task.caller)
+        self.post(
+            task.caller, messages.Result(serial, parcel, run_ns, returns), kind="result",
+            cause=task.id, parent=task.call.parent,
+        )  # fmt: skip
+        if self.transfers.unsettled:
+            self._settle()
+
+    def answer_unstarted(self, task: Task) -> None:
+        """Tell the caller of a cancelled task that it will not run."""
+        if task.call.serial:
+            trouble = messages.Trouble(
+                "interrupted",
+                "",
+                "cancelled before it started",
+                "",
+                self.rank,
+                self.host,
+                None,
+                False,
+            )
+            self.post(
+                task.caller, messages.Failure(task.call.serial, trouble), kind="result",
+                cause=task.id, parent=task.call.parent, connect=False,
+            )  # fmt: skip
+
+    def _answer_when_known(self, task: Task, outcome: Outgoing, run_ns: int) -> None:
+        waiting = outcome.waiting
+        remaining = [len(waiting)]
+        lock = threading.Lock()
+
+        def known() -> None:
+            with lock:
+                remaining[0] -= 1
+                last = not remaining[0]
+            if last:
+                self.errand(lambda: self.answer(task, outcome, run_ns))
+
+        for part in waiting:
+            assert part.waits_for is not None
+            part.waits_for(known)
+
+    def _report(self, task: Task, trouble: messages.Trouble) -> None:
+        import sys
+
+        sys.stderr.write(f"{task.label} was cast, so nobody gets its error:\n{trouble.traceback}")
+        sys.stderr.flush()
+
+    def _settle(self) -> None:
+        self.transfers.settle()
+        self.attachments.settle()
+        if self.transfers.unsettled:
+            self._tick()
+
+    def _tick(self) -> None:
+        # Objects may die at any time, and their finalizers can do no more than append to a list.
+        if not self._ticking:
+            self._ticking = True
+            self.loop.after(TICK_S, self._on_tick)
+
+    def _on_tick(self) -> None:
+        self._ticking = False
+        if self.closed:
+            return
+        numbers: list[int] = []
+        while self._unshared:
+            number, outgoing = self._unshared.popleft()
+            numbers.append(number)
+            outgoing.close()
+        if numbers:
+            self.transfers.unshare(self.rank, numbers)
+            for rank in [rank for rank in list(self._links) if rank != self.rank]:
+                self.post(rank, messages.Unshare(tuple(numbers)), connect=False)
+        self._settle()
+        self.store.settle()
+
+    # --- membership -------------------------------------------------------------------------------
+
+    def met(self, hello: messages.Hello, link: Link) -> None:
+        """A process has proven itself over a new link."""
+        self.observer.met(self, hello)
+
+    def on_link_lost(self, rank: int, reason: str) -> None:
+        """The last link to a process ended: its calls are lost, once somebody said why."""
+        if not self.closed:
+            self.observer.lost(self, rank, reason)
+
+    def on_gone(self, rank: int) -> None:
+        """Nothing of that process can read our arena any more."""
+        self.transfers.forget_peer(rank)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to read."""
+        self.loop.start()
+
+    def close(self, reason: str = "the cluster was closed") -> None:
+        """Leave the cluster; pending calls end as cancelled."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.at_close is not None:
+            self.at_close()
+        for entry in self.calls.all():
+            self._end(entry, Answer(error=CancelledError(reason)))
+        self.executor.close()
+        if self._errand_thread is not None:
+            self._errands.put(None)
+            if threading.current_thread() is not self._errand_thread:
+                self._errand_thread.join(timeout=2.0)
+        self.loop.close()
+        self.peers.close()
+        self.attachments.close()
+        self.store.close()
+        self.arena.close()
+
+    def abandon(self) -> None:
+        """In a forked child: let go of descriptors; `check_usable` refuses from now on."""
+        self.closed = True
+        self.loop.abandon()
+        self.peers.abandon()
