@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 import pytest
@@ -189,13 +190,21 @@ def test_descriptors_that_this_process_has_no_room_for_end_the_link(
     a, b = pair
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     a.send(1, 2, b"eight", b"", [0] * 8)
-    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    free = len(set(range(highest)) - {int(name) for name in os.listdir("/proc/self/fd")})
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + max(0, 3 - free), hard))
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+    fillers: list[int] = []
     try:
+        with contextlib.suppress(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        for fd in fillers[-3:]:
+            os.close(fd)
+        del fillers[-3:]
         _, error = receive_until_end(b)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
     assert isinstance(error, LinkClosed)
     assert "ulimit -n" in str(error)
 
@@ -316,8 +325,8 @@ def test_many_small_frames_fit_before_anybody_reads(pair: tuple[UnixLink, UnixLi
     while not a.want_write:
         a.send(1, 2, b"x" * 150)
         count += 1
-    default = int(open("/proc/sys/net/core/wmem_max").read())  # noqa: SIM115
-    assert count > min(1000, default // 1000)
+    most_bytes = int(Path("/proc/sys/net/core/wmem_max").read_text())
+    assert count > min(1000, most_bytes // 1000)
 
 
 def test_the_handshake_counts_as_overhead() -> None:
@@ -338,14 +347,16 @@ class Interrupted(BaseException):
 
 
 def test_an_interrupted_send_never_tears_the_stream(pair: tuple[UnixLink, UnixLink]) -> None:
-    """As by Ctrl-C, a thousand times, in a main thread that sends frames of all sizes."""
+    """As by Ctrl-C, hundreds of times, in a main thread that sends frames of all sizes."""
     a, b = pair
     a._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
     frames: list[Frame] = []
     ended = threading.Event()
 
     def body(number: int) -> tuple[bytes, bytes]:
-        return b"%d " % number * (number % 50), b"p" * (number % 13 * 8000)
+        return b"%d " % number * (number % 50), b"p" * (
+            number % 13 * 800 * (1 + number % 31 // 30 * 9)
+        )
 
     def read_all() -> None:
         while not (ended.is_set() and not select.select([b], [], [], 0.05)[0]):
@@ -362,14 +373,14 @@ def test_an_interrupted_send_never_tears_the_stream(pair: tuple[UnixLink, UnixLi
         if enabled:
             raise Interrupted
 
-    taken = set()
-    unsure = set()
+    taken: set[int] = set()
+    unsure: set[int] = set()
     old = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 0.0003, 0.0003)
     try:
         number = 0
         deadline = time.monotonic() + 20
-        while (len(unsure) < 1000 or number < 4000) and time.monotonic() < deadline:
+        while (len(unsure) < 400 or number < 2000) and time.monotonic() < deadline:
             try:
                 enabled = True
                 control, payload = body(number)

@@ -239,7 +239,7 @@ class UnixLink(BaseLink):
         self._reading = True
         try:
             if self._receive_failure:
-                raise self._ended(self._receive_failure)
+                self._raise_ended()
             frames: list[Frame] = []
             total = 0
             while True:
@@ -267,10 +267,9 @@ class UnixLink(BaseLink):
                 self._received_raw_bytes += count
                 new = self._parser.feed(data)
                 if self._parser.violation is not None:
+                    self._receive_failure = str(self._parser.violation)
                     self._shut()
-                    if frames or new:
-                        return frames + new
-                    raise self._parser.violation
+                    return frames + new or self._raise_ended()
                 if count < size:
                     self._read_bytes = SMALL_READ_BYTES
                     return frames + new if frames else new
@@ -285,6 +284,8 @@ class UnixLink(BaseLink):
                 self._release()
 
     def _raise_ended(self) -> list[Frame]:
+        if self._parser.violation is not None:
+            raise self._parser.violation
         if not self._receive_failure:
             held = self._parser.held_bytes
             self._receive_failure = _GONE + (
