@@ -341,9 +341,7 @@ class Cluster(concurrent.futures.Executor):
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def submit(
-        self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
+    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run a function on some worker: where its data is, then the least busy.
 
         Arguments and captured variables are taken before this returns.

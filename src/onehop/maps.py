@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sized
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from onehop import errors
 from onehop._runtime.answers import Answer, error_of
 from onehop._runtime.executor import Batch
 from onehop._runtime.folding import Fold
@@ -213,6 +214,8 @@ class MapRun:
         else:
             error = answer.exception(transfers)
             outcomes = [(False, error)] * len(piece.wanted)
+            if isinstance(error, errors.CallLost):
+                return self._settle_lost(piece, error, answer.at_item)
         failed = []
         for number, outcome in zip(piece.wanted, outcomes, strict=True):
             piece.outcomes[number] = outcome
@@ -224,6 +227,26 @@ class MapRun:
             picked = Batch(self._function, self._star, failed)
             self._send(piece, transfers.encode(picked))
             return False
+        return self._settled(piece)
+
+    def _settle_lost(self, piece: _Piece, error: errors.CallLost, at_item: int) -> bool:
+        """Their worker died: the items up to the one it was at are lost, the others run elsewhere."""
+        begun = piece.wanted[: at_item + 1] if error.may_have_started else []
+        rest = piece.wanted[len(begun) :]
+        for number in begun:
+            piece.outcomes[number] = (False, error)
+        if begun and piece.tries < self._options.retries:
+            piece.tries += 1
+            rest = piece.wanted
+        if rest and not self._closed:
+            piece.wanted = rest
+            self._send(
+                piece, self.process.transfers.encode(Batch(self._function, self._star, rest))
+            )
+            return False
+        return self._settled(piece)
+
+    def _settled(self, piece: _Piece) -> bool:
         piece.arguments.close()
         with self._lock:
             self._buffered -= piece.count

@@ -53,7 +53,46 @@ def make_class(maker: Callable[..., type], *args: Any) -> type:
     # cloudpickle makes a class before it looks for an equal one, and throws it away: that would run the
     # `__init_subclass__` of the bases once more for every instance that comes back.
     known = cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.get(args[-2])
-    return maker(*args) if known is None else known
+    if known is not None:
+        return known  # type: ignore[no-any-return]
+    try:
+        return maker(*args)
+    except TypeError as error:
+        made = _make_class_quietly(maker, args)
+        if made is None:
+            raise error from None
+        return made
+
+
+def _make_class_quietly(maker: Callable[..., type], args: Any) -> type | None:
+    """Make a class whose bases want keywords in `__init_subclass__`, which nobody has kept.
+
+    What the keywords did to the class is in its state already.
+    """
+    bases = args[2]
+    if maker is not cloudpickle._make_skeleton_class or not isinstance(bases, tuple):
+        return None
+    for silencer in (_Silencer, _SilencerWithoutDict):
+        # Bases can be exchanged only for some of the same layout.
+        try:
+            made = maker(*args[:2], (silencer, *bases), *args[3:])
+            made.__bases__ = types.resolve_bases(bases)
+        except TypeError:
+            continue
+        return made
+    return None
+
+
+class _Silencer:
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        pass
+
+
+class _SilencerWithoutDict:
+    __slots__ = ()
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        pass
 
 
 def fill_class(cls: type, state: Any) -> None:
@@ -64,7 +103,23 @@ def fill_class(cls: type, state: Any) -> None:
     just now; both do it then, since neither may go on with a class that is empty.
     """
     if _book.arrives(cls):
-        cloudpickle._class_setstate(cls, state)
+        cloudpickle._class_setstate(cls, state[:2])
+        if len(state) > 2:
+            members: Any = cls.__dict__["_member_map_"]
+            for name, attributes in state[2].items():
+                members[name].__dict__.update(attributes)
+
+
+def make_dispatcher(base: Callable[..., Any]) -> Any:
+    """Rebuild what `functools.singledispatch` made; called by the unpickler only."""
+    return functools.singledispatch(base)
+
+
+def fill_dispatcher(dispatcher: Any, registry: list[tuple[type, Any]]) -> None:
+    """Register the functions of a dispatcher; called by the unpickler only."""
+    for cls, function in registry:
+        if cls is not object:
+            dispatcher.register(cls, function)
 
 
 class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -101,7 +156,13 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         if kind is types.FunctionType:
             reduced = self._function_reduce(obj)
             if reduced is NotImplemented and is_by_value(obj.__module__):
-                return self._dynamic_function_reduce(obj)
+                reduced = self._dynamic_function_reduce(obj)
+            if reduced is not NotImplemented and "_clear_cache" in obj.__dict__:
+                # A dispatcher caches by weak references, which cannot travel.
+                registry = getattr(obj, "registry", None)
+                if type(registry) is types.MappingProxyType and object in registry:
+                    found = list(registry.items())
+                    return make_dispatcher, (registry[object],), found, None, None, fill_dispatcher
             return reduced
         if not issubclass(kind, type):
             return NotImplemented
@@ -123,7 +184,21 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             # `__dict__`, and could not come back to where they have none.
             args = (*args[:3], {**args[3], "__slots__": slots}, *args[4:])
             state[0].pop("__slots__", None)
+        if maker is cloudpickle._make_skeleton_enum:
+            # cloudpickle forgets second names of members, and what an `__init__` or `__new__` of the enum
+            # gave to them.
+            members = {name: member.value for name, member in obj.__members__.items()}
+            args = (*args[:3], members, *args[4:])
+            plain = {name: value for name, value in state[0].items() if name not in members}
+            state = (plain, state[1], {name: _own(obj[name]) for name in members})
         return make_class, (maker, *args), state, None, None, fill_class
+
+
+def _own(member: Any) -> dict[str, Any]:
+    return {k: v for k, v in vars(member).items() if k not in _MEMBER_NAMES}
+
+
+_MEMBER_NAMES = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
 
 
 def _reduce_module(module: types.ModuleType) -> Any:

@@ -11,6 +11,7 @@ while, it is punched out of the file and is *cold*: address space without memory
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import sys
 import threading
@@ -250,6 +251,19 @@ class Arena:
                 f"rank {self.rank} on {os.uname().nodename}: the system refused {size} bytes of shared memory "
                 f"after {done} ({error.strerror}); raise the limit on shared memory or file sizes"
             ) from error
+
+    def map_writable(self, segment: ArenaSegment) -> int:
+        """Map a segment that this process goes on writing to; returns the address, to be unmapped by the caller.
+
+        Only for what is never given out as a sealed segment.
+        """
+        return kernel.map_memory(
+            segment.size_bytes,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_SHARED,
+            self._fd,
+            segment.offset,
+        )
 
     def free(self, segment: ArenaSegment) -> None:
         """Give a segment back; quick, since memory is only returned to the system by `trim` and `allocate`."""

@@ -191,6 +191,8 @@ class Hello(msgspec.Struct, array_like=True, gc=False):
     address: str
     python: str
     version: str
+    board: int = 0
+    """Where in its arena it shows which calls it runs; see `_runtime.board`."""
 
 
 Message = (

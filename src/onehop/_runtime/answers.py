@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 class Answer:
     """Exactly one of: a received value, a trouble that travelled, an error found here."""
 
-    __slots__ = ("error", "received", "run_ns", "trouble")
+    __slots__ = ("at_item", "error", "received", "run_ns", "trouble")
 
     def __init__(
         self,
@@ -26,11 +26,14 @@ class Answer:
         trouble: Trouble | None = None,
         error: BaseException | None = None,
         run_ns: int = 0,
+        at_item: int = 0,
     ) -> None:
         self.received = received
         self.trouble = trouble
         self.error = error
         self.run_ns = run_ns
+        self.at_item = at_item
+        """Of a lost batch: the item that it was at."""
 
     def value(self, transfers: Transfers) -> Any:
         """Build the value here, or raise what happened."""

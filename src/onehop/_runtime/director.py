@@ -73,7 +73,7 @@ class Director:
         self.membership.ready(own.rank, self.cluster_id, host, process.pid)
         process.peers.hello = messages.Hello(
             own.rank, process.pid, host, "", process.peers.listener.address,
-            ".".join(map(str, sys.version_info[:3])), version,
+            ".".join(map(str, sys.version_info[:3])), version, process.board.offset,
         )  # fmt: skip
         self._info(own.rank, address=process.peers.listener.address)
         self._lock = threading.RLock()

@@ -114,6 +114,7 @@ def main() -> None:
         process.peers.listener.address,
         ".".join(map(str, sys.version_info[:3])),
         told.version,
+        process.board.offset,
     )
     process.members[1] = told.director
     process.start()

@@ -48,6 +48,7 @@ class Task:
         "call",
         "caller",
         "cancelled",
+        "cell",
         "function",
         "interrupted",
         "process",
@@ -73,6 +74,7 @@ class Task:
         self.cancelled = False
         self.interrupted = False
         self.started = False
+        self.cell = -1
         self.thread = 0
         self.waits = 0
         self.shares: list[Any] = []
@@ -308,6 +310,7 @@ class Executor:
             if task.cancelled:
                 return
             task.started = True
+        task.cell = process.board.begin(task.caller, task.call.serial)
         context.set_current_task(task)
         start_ns = time.monotonic_ns()
         pid = process.pid
@@ -326,6 +329,7 @@ class Executor:
             os._exit(0)  # the task forked, and this is the child: it is not a worker
         self._ended(task)
         process.answer(task, answer, time.monotonic_ns() - start_ns)
+        process.board.end(task.cell)
 
     def _ended(self, task: Task) -> None:
         self.tasks.pop(task.id, None)
@@ -476,7 +480,11 @@ class Batch:
         outcomes: list[tuple[bool, Any]] = []
         if self.only is not None:
             items = [items[position] for position in self.only]
-        for item in items:
+        task = context.current_task()
+        board, cell = (None, -1) if task is None else (task.process.board, task.cell)
+        for position, item in enumerate(items):
+            if board is not None:
+                board.at_item(cell, position)
             try:
                 outcomes.append((True, function(*item) if star else function(item)))
             except Exception as error:

@@ -28,7 +28,7 @@ from onehop._memory.blobs import BlobStore
 from onehop._memory.mapping import Attachments
 from onehop._memory.tracker import get_tracker
 from onehop._protocol import calltable, messages, scheduling
-from onehop._runtime import context
+from onehop._runtime import board, context
 from onehop._runtime.answers import Answer
 from onehop._runtime.executor import Executor, Task, flush_output
 from onehop._runtime.loop import Loop, Waiter
@@ -129,6 +129,7 @@ class Process:
         self.attachments = Attachments(self.arena)
         self.store = BlobStore(self.arena, get_tracker(), self.attachments)
         self.transfers = Transfers(self, self.store, self.attachments, self.book)
+        self.board = board.Board(self.arena)
         self.executor = Executor(self, slots)
         self.calls: calltable.CallTable[OutgoingCall] = calltable.CallTable()
         self.scheduler: scheduling.Scheduler[OutgoingCall] = scheduling.Scheduler()
@@ -141,6 +142,7 @@ class Process:
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._errand_thread: threading.Thread | None = None
         self._ticking = False
+        self._boards: dict[int, int] = {}  # rank: where its arena shows what it runs
         self._unshared: deque[tuple[int, Outgoing]] = deque()
         self.at_close: Callable[[], object] | None = None
         self.ledger: Any = None
@@ -410,14 +412,16 @@ class Process:
     def unshare(self, number: int, outgoing: Outgoing) -> None:
         """The last handle of a shared object is gone; called by a finalizer, so it only takes a note."""
         self._unshared.append((number, outgoing))
-        self._tick()
+        self.expect_settling()
 
     # --- losing and stopping calls ----------------------------------------------------------------
 
-    def _lose_call(self, entry: OutgoingCall, rank: int, reason: str, started: bool = True) -> None:
+    def _lose_call(
+        self, entry: OutgoingCall, rank: int, reason: str, started: bool, at_item: int = 0
+    ) -> None:
         self._credit(entry, rank, 0)
-        if entry.retries > 0 and entry.scheduled and not self.closed:
-            entry.retries -= 1
+        if entry.scheduled and not self.closed and (entry.retries > 0 or not started):
+            entry.retries -= started
             calltable.advance(entry, "requeue")
             entry.target = 0
             with self._schedule_lock:
@@ -433,16 +437,28 @@ class Process:
             Answer(error=kind(
                 f"the call of {entry.label or 'a function'} to rank {rank} on {host} was lost, {may}: "
                 f"{reason}. Use `cluster.options(retries=…)` if it may run twice.", started,
-            )),
+            ), at_item=at_item),
         )  # fmt: skip
 
     def lose_calls(self, rank: int, reason: str) -> None:
         """That process is gone: end or requeue what was sent to it."""
         with self._schedule_lock:
             self.scheduler.leave(rank)
-        for entry in self.calls.sent_to(rank):
-            self._lose_call(entry, rank, reason)
+        entries = self.calls.sent_to(rank)
+        if entries:
+            begun = self._begun_on(rank)
+            for entry in entries:
+                started = begun is None or entry.serial in begun
+                at_item = 0 if begun is None else begun.get(entry.serial, 0)
+                self._lose_call(entry, rank, reason, started, at_item)
+        self.attachments.drop_arena(rank)
         self.pump()
+
+    def _begun_on(self, rank: int) -> dict[int, int] | None:
+        """Which of our calls a dead process had begun, or None if it cannot be known."""
+        if not self.attachments.has_arena(rank):
+            return None
+        return board.read(self.attachments.arena_fd(rank), self._boards.get(rank, 0), self.rank)
 
     def _on_timeout(self, entry: OutgoingCall, timeout_s: float | None) -> None:
         error = errors.CallTimeout(
@@ -547,8 +563,6 @@ class Process:
         receive = self.transfers.receive
         function = call.function if type(call.function) is str else receive(call.function)  # type: ignore[arg-type]
         arguments = None if call.arguments is None else receive(call.arguments)
-        if self.transfers.unsettled:
-            self._tick()
         self.executor.accept(Task(self, source, call, function, arguments))
 
     def _on_result(self, source: int, _link: Link, result: messages.Result) -> None:
@@ -613,7 +627,7 @@ class Process:
 
     def _on_unshare(self, source: int, _link: Link, unshare: messages.Unshare) -> None:
         self.transfers.unshare(source, unshare.shares)
-        self._tick()
+        self.expect_settling()
 
     def _on_members(self, _source: int, _link: Link, news: messages.Members) -> None:
         for member in news.members:
@@ -728,9 +742,10 @@ class Process:
         self.transfers.settle()
         self.attachments.settle()
         if self.transfers.unsettled:
-            self._tick()
+            self.expect_settling()
 
-    def _tick(self) -> None:
+    def expect_settling(self) -> None:
+        """Something is held now, which has to be given back once it has died."""
         # Objects may die at any time, and their finalizers can do no more than append to a list.
         if not self._ticking:
             self._ticking = True
@@ -750,12 +765,14 @@ class Process:
             for rank in [rank for rank in list(self._links) if rank != self.rank]:
                 self.post(rank, messages.Unshare(tuple(numbers)), connect=False)
         self._settle()
-        self.store.settle()
+        if self.store.settle():
+            self.expect_settling()
 
     # --- membership -------------------------------------------------------------------------------
 
     def met(self, hello: messages.Hello, link: Link) -> None:
         """A process has proven itself over a new link."""
+        self._boards[hello.rank] = hello.board
         self.observer.met(self, hello)
 
     def on_link_lost(self, rank: int, reason: str) -> None:
@@ -791,6 +808,7 @@ class Process:
         self.peers.close()
         self.attachments.close()
         self.store.close()
+        self.board.close()
         self.arena.close()
 
     def abandon(self) -> None:

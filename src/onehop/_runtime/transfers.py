@@ -60,6 +60,9 @@ class Post(Protocol):
     ) -> bool:
         """Send; False when that process is gone."""
 
+    def expect_settling(self) -> None:
+        """Something is held now, so `settle` will have to be called."""
+
 
 class Substitute(Protocol):
     """What travels by name instead of by value: futures, shared handles, clusters, workers."""
@@ -279,6 +282,7 @@ class Transfers:
                 for ref in foreign:
                     self._hold(ref, mentions=0)
             out.pinned.extend(foreign)
+        self._post.expect_settling()
 
     def _inline(self, body: bytes) -> bool:
         if len(body) <= INLINE_BYTES:
@@ -412,6 +416,7 @@ class Transfers:
         for wire in refs:
             if wire[0] == self._rank:
                 self.store.lend(SegmentRef(*wire), self._rank)
+        self._post.expect_settling()
         return Received(parcel, refs, self)
 
     def keep_here(self, outgoing: Outgoing) -> Received:

@@ -65,7 +65,7 @@ def nested_route(cluster: onehop.Cluster) -> str:
     future = cluster[ranks[0]].submit(ask, last)
     if future.result() != last:
         raise AssertionError(f"rank {last} was asked for its rank and gave {future.result()}")
-    return str(future.route())
+    return future.route().path
 
 
 def ask(rank: int) -> int:
