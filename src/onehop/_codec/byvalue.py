@@ -75,7 +75,7 @@ def _make_class_quietly(maker: Callable[..., type], args: Any) -> type | None:
     for silencer in (_Silencer, _SilencerWithoutDict):
         # Bases can be exchanged only for some of the same layout.
         try:
-            made = maker(*args[:2], (silencer, *bases), *args[3:])
+            made: type = maker(*args[:2], (silencer, *bases), *args[3:])
             made.__bases__ = types.resolve_bases(bases)
         except TypeError:
             continue
