@@ -1,5 +1,7 @@
 """Workers ask each other, straight; every future can tell which way its call and answer went."""
 
+from typing import Any
+
 import onehop
 
 
@@ -16,7 +18,7 @@ with onehop.Cluster(3) as cluster:
     print("asked:", future.result())
     print("went: ", future.route())
     print("2 to 4 would go:", cluster.route(2, 4))
-    # A result that is passed on stays where it was made: 2 makes it, 3 takes it from there, the director sees 8 bytes.
-    large = cluster[2].submit(bytes, 50_000_000)
+    # A future stands for its value: 2 makes it, and 3 takes it from there, without the director in between.
+    large: Any = cluster[2].submit(bytes, 50_000_000)
     print("length:", cluster[3].call(len, large))
     print(cluster.ledger.between_processes())
