@@ -173,7 +173,7 @@ def test_origin_of_unwritten_buffers(side: _Side) -> None:
     assert side.attachments.is_written(view) is not can_tell
     float(numbers.max())
     assert side.attachments.unwritten_origin(*where) == ((ref, 8000) if can_tell else None)
-    numbers[2040] = 1.0  # another page
+    numbers[2050] = 1.0  # another page
     assert side.attachments.unwritten_origin(*where) == ((ref, 8000) if can_tell else None)
     numbers[1999] = 1.0
     assert side.attachments.unwritten_origin(*where) is None

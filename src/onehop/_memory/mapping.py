@@ -49,12 +49,13 @@ class _Keeper(weakref.ref[Any]):
 class Mapping:
     """One private mapping of one segment; read-only outside this file."""
 
-    __slots__ = ("address", "children", "idle_since_ns", "keeper", "length", "proven", "ref")
+    __slots__ = ("address", "children", "idle_since_ns", "keeper", "key", "length", "proven", "ref")
 
-    def __init__(self, address: int, length: int) -> None:
+    def __init__(self, address: int, ref: SegmentRef) -> None:
         self.address = address
-        self.length = length
-        self.ref: SegmentRef
+        self.length = ref.size_bytes
+        self.key = (ref.owner, ref.arena_offset, ref.size_bytes)
+        self.ref = ref
         self.keeper: _Keeper | None = None
         self.children: list[ForkHold] = []
         self.idle_since_ns = 0
@@ -194,14 +195,13 @@ class Attachments:
         return found
 
     def _reuse(self, ref: SegmentRef) -> Mapping | None:
-        found = self._idle.get((ref.owner, ref.arena_offset, ref.size_bytes))
-        while found:
-            mapping = found[-1]
+        key = (ref.owner, ref.arena_offset, ref.size_bytes)
+        while (same := self._idle.get(key)) is not None:
+            mapping = same[-1]
             self._take_idle(mapping)
             if mapping.proven or self._is_clean(mapping):
                 return mapping
             self._unmap(mapping)
-            found = self._idle.get((ref.owner, ref.arena_offset, ref.size_bytes))
         return None
 
     def _map(self, ref: SegmentRef) -> Mapping | None:
@@ -215,7 +215,7 @@ class Attachments:
                 else:
                     if (arena := self._arenas.get(ref.owner)) is not None:
                         arena.mapped += 1
-                    return Mapping(address, ref.size_bytes)
+                    return Mapping(address, ref)
             if not self._idle_order:
                 break
             while self._idle_order:
@@ -246,29 +246,24 @@ class Attachments:
 
     def _collect(self) -> None:
         """Make the mappings idle whose last slice has died."""
-        while True:
-            try:
-                mapping = self._dead.popleft().mapping
-            except IndexError:
-                break
+        while self._dead:
+            mapping = self._dead.popleft().mapping
+            ref = mapping.ref
             del self._live[mapping.address]
             del self._starts[bisect_left(self._starts, mapping.address)]
             mapping.keeper = None
-            children = [child for child in mapping.children if not child.gone()]
-            mapping.children = []
-            if children:
-                self._held.append((mapping.ref, children))
+            if mapping.children and (still := [c for c in mapping.children if not c.gone()]):
+                self._held.append((ref, still))
             else:
-                self._ended.append(mapping.ref)
-            arena = self._arenas.get(mapping.ref.owner)
+                self._ended.append(ref)
+            mapping.children = []
+            arena = self._arenas.get(ref.owner)
             if self._pagemap is None or (arena is not None and arena.dropped):
                 self._unmap(mapping)
                 continue
             mapping.idle_since_ns = time.monotonic_ns()
             mapping.proven = False
-            ref = mapping.ref
-            key = (ref.owner, ref.arena_offset, ref.size_bytes)
-            self._idle.setdefault(key, []).append(mapping)
+            self._idle.setdefault(mapping.key, []).append(mapping)
             self._idle_order[mapping] = None
             self._idle_bytes += mapping.length
             self._unproven.append(mapping)
@@ -286,25 +281,23 @@ class Attachments:
 
     def settle(self) -> None:
         """Find out which idle mappings are clean, and drop the others; for when there is nothing else to do."""
+        if self._forked or not (self._dead or self._idle_order):
+            return
         with self._lock:
-            if self._forked:
-                return
             self._collect()
-            unproven, self._unproven = self._unproven, []
-            for mapping in unproven:
-                if mapping not in self._idle_order or mapping.proven:
-                    continue
-                if self._is_clean(mapping):
-                    mapping.proven = True
-                else:
-                    self._take_idle(mapping)
-                    self._unmap(mapping)
-            if self._idle_order:
-                oldest_ns = time.monotonic_ns() - _IDLE_NS
-                while self._idle_order:
-                    if next(iter(self._idle_order)).idle_since_ns > oldest_ns:
-                        break
-                    self._drop_oldest()
+            if self._unproven:
+                unproven, self._unproven = self._unproven, []
+                for mapping in unproven:
+                    if mapping.proven or mapping not in self._idle_order:
+                        continue  # in use again, or dropped
+                    if self._is_clean(mapping):
+                        mapping.proven = True
+                    else:
+                        self._take_idle(mapping)
+                        self._unmap(mapping)
+            oldest_ns = time.monotonic_ns() - _IDLE_NS
+            while self._idle_order and next(iter(self._idle_order)).idle_since_ns <= oldest_ns:
+                self._drop_oldest()
 
     def _is_clean(self, mapping: Mapping) -> bool:
         try:
@@ -315,12 +308,10 @@ class Attachments:
             return False
 
     def _take_idle(self, mapping: Mapping) -> None:
-        ref = mapping.ref
-        key = (ref.owner, ref.arena_offset, ref.size_bytes)
-        same = self._idle[key]
+        same = self._idle[mapping.key]
         same.remove(mapping)
         if not same:
-            del self._idle[key]
+            del self._idle[mapping.key]
         del self._idle_order[mapping]
         self._idle_bytes -= mapping.length
 
