@@ -31,6 +31,8 @@ def demo(*arguments: str) -> int:
         (["--kpoints", "2x2"], "neither a number of points N nor a grid"),
         (["--kpoints", "0"], "neither a number of points N nor a grid"),
         (["--moments", "1"], "must be at least 2"),
+        (["--plot", "dos.txt"], "must end in .png, .pdf or .svg"),
+        (["--plot", "no_such_folder/dos.png"], "no folder to write to"),
         (["--nonsense"], "unrecognized arguments"),
     ],
 )
@@ -56,6 +58,15 @@ def test_a_bad_file_ends_the_command_with_one_line(
     )
     assert demo("--hr", str(tmp_path / "absent")) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_a_model_larger_than_the_machine_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert demo("--supercell", "5000") == 1
+    error = capsys.readouterr().err
+    assert "this machine has" in error
+    assert "use a smaller --supercell" in error
 
 
 def test_missing_packages_are_named_with_the_command_that_installs_them() -> None:

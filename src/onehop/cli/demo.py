@@ -6,9 +6,11 @@ Must never know any physics or measure anything.
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from onehop.demo import require
@@ -91,7 +93,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="Chebyshev moments of a large model: time and resolution grow with it (default 48)",
     )
-    parser.add_argument("--plot", metavar="FILE.png", help="draw the density of states")
+    parser.add_argument(
+        "--plot", type=_picture, metavar="FILE.png", help="draw the density of states"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser
 
@@ -107,6 +111,16 @@ def _at_least(lowest: int) -> Callable[[str], int]:
         return value
 
     return integer
+
+
+def _picture(text: str) -> str:
+    """Checked at the start: to find out after the work would be a pity."""
+    path = Path(text)
+    if path.suffix.lower() not in (".png", ".pdf", ".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r} must end in .png, .pdf or .svg")
+    if not os.access(path.resolve().parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"no folder to write to: {str(path.resolve().parent)!r}")
+    return text
 
 
 def _grid(text: str) -> tuple[int, int, int]:

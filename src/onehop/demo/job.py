@@ -26,7 +26,8 @@ from onehop.demo.spectrum import (
     recipe_for,
     spectrum,
 )
-from onehop.demo.supercell import repeat_for_size, supercell
+from onehop.demo.supercell import repeat_for_size, size_of_supercell_bytes, supercell
+from onehop.errors import MemoryLimitError
 
 POTENTIAL_EV = 0.5
 DEFAULT_SIZE_BYTES = 200_000_000
@@ -109,9 +110,10 @@ def run(cell: NoTBModel, plan: Plan, stage: Stage) -> Outcome:
     stage : callable
         Called with a title and a number of steps; gives what is to be called after each step.
     """
+    repeat = plan.repeat or repeat_for_size(cell, DEFAULT_SIZE_BYTES)
+    _check_memory(size_of_supercell_bytes(cell, repeat), repeat)
     tick = stage("building the supercell", 1)
     begin = time.perf_counter()
-    repeat = plan.repeat or repeat_for_size(cell, DEFAULT_SIZE_BYTES)
     model = supercell(cell, repeat)
     recipe = recipe_for(cell, model, plan.moments, POTENTIAL_EV)
     kpoints = grid(plan.kpoints)
@@ -180,6 +182,18 @@ def run(cell: NoTBModel, plan: Plan, stage: Stage) -> Outcome:
             "the changed matrix made no difference, so the check proves nothing"
         )
     return outcome
+
+
+def _check_memory(size_bytes: int, repeat: int) -> None:
+    """Refuse a model that this machine cannot hold, before minutes are spent on it."""
+    # The lists of elements that the matrices are made of, the model, the shared copy, the tasks' vectors.
+    needed_bytes = 4 * size_bytes
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed_bytes > memory_bytes:
+        raise MemoryLimitError(
+            f"{repeat}×{repeat}×{repeat} cells are a model of {size_bytes / 1e9:.1f} GB, and the demo needs four times that; "
+            f"this machine has {memory_bytes / 1e9:.1f} GB: use a smaller --supercell"
+        )
 
 
 def _timed(work: Callable[[], list[FloatArray]]) -> tuple[list[FloatArray], float]:

@@ -49,9 +49,8 @@ def supercell(model: NoTBModel, repeat: int) -> NoTBModel:
     )
 
 
-def repeat_for_size(model: NoTBModel, size_bytes: int) -> int:
-    """The largest N whose supercell is no larger than a size, at least 1; nothing is built."""
-    orbitals = model.norbits
+def size_of_supercell_bytes(model: NoTBModel, repeat: int) -> int:
+    """About how large the N×N×N supercell is; nothing is built."""
     # Positions of a supercell are nowhere zero where orbitals overlap, whatever they were in the unit cell.
     overlaps = sum(matrix.nnz for matrix in model.overlaps.values())
     elements = sum(matrix.nnz for matrix in model.hoppings.values()) + overlaps
@@ -60,9 +59,13 @@ def repeat_for_size(model: NoTBModel, size_bytes: int) -> int:
     # 16 bytes of value and 4 of column index per element; 4 per row of each matrix, whose number is that of the
     # neighbouring supercells that hoppings reach, taken as those of the unit cell up to 27.
     matrices = min(len(model.hoppings), 27) + 4
-    per_cell_bytes = 20 * elements + 4 * orbitals * matrices
+    return int((20 * elements + 4 * model.norbits * matrices) * repeat**3)
+
+
+def repeat_for_size(model: NoTBModel, size_bytes: int) -> int:
+    """The largest N whose supercell is no larger than a size, at least 1; nothing is built."""
     repeat = 1
-    while per_cell_bytes * (repeat + 1) ** 3 <= size_bytes:
+    while size_of_supercell_bytes(model, repeat + 1) <= size_bytes:
         repeat += 1
     return repeat
 
