@@ -44,7 +44,9 @@ __all__ = [
 
 SOCKET_BUFFER_BYTES = 1 << 20
 SMALL_READ_BYTES = 16 << 10
-LARGE_READ_BYTES = 256 << 10
+LARGE_READ_BYTES = (
+    64 << 10
+)  # above 128 KiB malloc takes fresh pages for every read, which cost more
 READ_PER_CALL_BYTES = 1 << 20
 """After so much, `receive` lets the other links of a loop have their turn."""
 DESCRIPTORS_PER_FRAME = 253

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from onehop._contracts.link import Frame, Link
+from onehop._links.outbox import close_all, duplicate
 from onehop.errors import LinkClosed
 
 __all__ = ["BrokenLink", "CountingLink", "DelayedLink", "WrappedLink"]
@@ -144,14 +145,12 @@ class DelayedLink(WrappedLink):
         fds: Sequence[int] = (),
     ) -> None:
         """Send over the link beneath after the delay; its errors come with the next `send`."""
-        import os
-
         with self._bell:
             if self._failure is not None:
                 raise self._failure
             if self._ending:
                 raise LinkClosed(f"The delayed link to rank {self.peer} was closed.")
-            own = [os.dup(fd) for fd in fds]
+            own = duplicate(fds)
             due = time.monotonic() + self.delay_s
             self._waiting.append((due, source, destination, control, payload, own))
             self._bell.notify()
@@ -164,8 +163,6 @@ class DelayedLink(WrappedLink):
         return delayed + self.inner.queued_bytes
 
     def _run(self) -> None:
-        from onehop._links.outbox import close_all
-
         while True:
             with self._bell:
                 while not self._waiting and not self._ending:
