@@ -276,8 +276,16 @@ class WrittenPages:
             if fd >= 0:
                 os.close(fd)
 
+    def is_registered(self, page: int) -> bool:
+        """Tell whether the mapping of one page is registered."""
+        try:
+            self.look(page, page + PAGE_SIZE)
+        except OSError:
+            return False
+        return True
+
     def register(self, start: int, stop: int) -> None:
-        """Register one whole mapping; right afterwards none of its pages counts as armed.
+        """Register one whole mapping that is not; right afterwards none of its pages counts as armed.
 
         Raises
         ------

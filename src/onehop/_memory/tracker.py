@@ -88,8 +88,14 @@ class Watch:
         """
         tracker = self._tracker
         with tracker.lock:
-            if self.believed and not tracker._arm(self.start, self.stop):
-                self._disbelieve()
+            if tracker._busy:
+                return self._everything()
+            tracker._busy = True
+            try:
+                if self.believed and not tracker._arm(self.start, self.stop):
+                    self._disbelieve()
+            finally:
+                tracker._busy = False
             return self._show() if self._pending else []
 
     def accept(self) -> None:
@@ -126,6 +132,10 @@ class Watch:
             for start, stop in pending
             if stop > address and start < address + length
         ]
+
+    def _everything(self) -> list[tuple[int, int]]:
+        self._shown = 0
+        return [(0, self.length)]
 
     def _receive(self, ranges: list[tuple[int, int]]) -> None:
         pending = self._pending
@@ -169,6 +179,9 @@ class Tracker:
         self._index: IntervalIndex[Watch] = IntervalIndex()
         self._excluded: list[tuple[int, int]] = []
         self._plans: dict[tuple[Watch, ...], list[_Span]] = {}
+        # A signal handler or a finalizer may call in again in the middle of a scan, in the same thread, where the lock lets it
+        # in and the buffers of the scan are in use: it is told "everything may have been written".
+        self._busy = False
         self._in_flight: tuple[int, int] | None = None
         self._map_budget = _map_budget() if map_budget is None else map_budget
         self._maps_charged = 0
@@ -204,8 +217,14 @@ class Tracker:
             if any(a < stop and start < b for a, b in self._excluded):
                 return None
             pages = self._pages
-            if pages is None or not self._arm(start, stop) or not pages.owns(start, stop):
+            if pages is None or self._busy:
                 return None
+            self._busy = True
+            try:
+                if not self._arm(start, stop) or not pages.owns(start, stop):
+                    return None
+            finally:
+                self._busy = False
             self._index.add(watch)
             return watch
 
@@ -218,19 +237,13 @@ class Tracker:
             Only those of which anything may have been written.
         """
         with self.lock:
-            if self._in_flight is not None:
-                self._hand_out([self._in_flight])
-                self._in_flight = None
-            # Programs ask about the same buffers again and again: sorting 500 of them takes longer than the scans.
-            key = tuple(watches)
-            plan = self._plans.get(key)
-            if plan is None:
-                while len(self._plans) >= _PLANS_KEPT:
-                    del self._plans[next(iter(self._plans))]
-                plan = self._plans[key] = _spans(sorted(key, key=_by_start), _GAP_BYTES)
-            for start, stop, members in plan:
-                self._sweep_span(start, stop, members, _GAP_BYTES)
-            return {watch: watch._show() for watch in key if watch._pending}
+            if self._busy:
+                return {watch: watch._everything() for watch in watches}
+            self._busy = True
+            try:
+                return self._dirty_many(tuple(watches))
+            finally:
+                self._busy = False
 
     def exclude(self, address: int, length: int) -> None:
         """Never believe the kernel about this range: compare it. For memory that a device writes on its own."""
@@ -284,6 +297,20 @@ class Tracker:
         os.register_at_fork(after_in_child=abandon)
         return True
 
+    def _dirty_many(self, key: tuple[Watch, ...]) -> dict[Watch, list[tuple[int, int]]]:
+        if self._in_flight is not None:
+            self._hand_out([self._in_flight])
+            self._in_flight = None
+        # Programs ask about the same buffers again and again: sorting 500 of them takes longer than the scans.
+        plan = self._plans.get(key)
+        if plan is None:
+            while len(self._plans) >= _PLANS_KEPT:
+                del self._plans[next(iter(self._plans))]
+            plan = self._plans[key] = _spans(sorted(key, key=_by_start), _GAP_BYTES)
+        for start, stop, members in plan:
+            self._sweep_span(start, stop, members, _GAP_BYTES)
+        return {watch: watch._show() for watch in key if watch._pending}
+
     def _take(self, pages: kernel.WrittenPages, start: int, stop: int) -> bool:
         """Scan whole pages, hand out what was written, leave them armed.
 
@@ -323,14 +350,17 @@ class Tracker:
             mapping = mappings.at_or_after(at)
             if mapping is None or mapping.start > at or not mapping.private_anonymous:
                 return False
-            if not self._may_register(stop - start):
-                return False
-            # The whole mapping, since part of one would be split off.
-            try:
-                pages.register(mapping.start, mapping.stop)
-            except OSError:
-                return False
-            self._verify(pages, mapping.start, mapping.stop)
+            # A buffer at the end of the heap may lie in the mapping that was registered and in the one it grew by. What is
+            # armed in the first one stays so: other watches live there.
+            if not pages.is_registered(at):
+                if not self._may_register(stop - start):
+                    return False
+                # The whole mapping, since part of one would be split off.
+                try:
+                    pages.register(mapping.start, mapping.stop)
+                except OSError:
+                    return False
+                self._verify(pages, mapping.start, mapping.stop)
             at = mapping.stop
         return True
 
@@ -343,7 +373,10 @@ class Tracker:
             if mapping is None or mapping.start >= stop:
                 return
             if not mapping.private_anonymous:
-                pages.unregister(mapping.start, mapping.stop)
+                try:
+                    pages.unregister(mapping.start, mapping.stop)
+                except OSError:
+                    self.exclude(mapping.start, mapping.stop - mapping.start)
             start = mapping.stop
 
     def _may_register(self, size_bytes: int) -> bool:
