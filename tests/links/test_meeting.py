@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -174,6 +175,32 @@ def test_connecting_to_a_full_backlog_gives_up_in_time() -> None:
             waiting.append(connect_unix(listener.address, timeout_s=0.05))
     for sock in waiting:
         sock.close()
+    listener.close()
+
+
+def test_a_process_without_free_descriptors_refuses_and_does_not_spin() -> None:
+    listener = listen_unix(CLUSTER)
+    waiting = [connect_unix(listener.address) for _ in range(3)]
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest, hard))
+    fillers: list[int] = []
+    try:
+        with suppress(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        for refused in (1, 2, 3):
+            assert listener.accept() is None
+            assert listener.refused == refused
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in fillers:
+            os.close(fd)
+    for sock in waiting:
+        with sock:
+            assert sock.recv(1) == b""
+    with connect_unix(listener.address), accept(listener):
+        assert listener.accept() is None
     listener.close()
 
 

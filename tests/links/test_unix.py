@@ -432,6 +432,25 @@ def test_an_interrupted_sender_leaves_the_lock_open(pair: tuple[UnixLink, UnixLi
         last += b.receive()
 
 
+def test_an_interrupted_reader_loses_the_link_and_not_the_order(
+    pair: tuple[UnixLink, UnixLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was read is gone, so that the rest must not be taken for frames."""
+    a, b = pair
+
+    def interrupt(_data: bytes) -> list[Frame]:
+        raise Interrupted
+
+    a.send(1, 2, b"first")
+    with monkeypatch.context() as patch:
+        patch.setattr("onehop._protocol.framing.FrameParser.feed", lambda _, data: interrupt(data))
+        with pytest.raises(Interrupted):
+            b.receive()
+    with pytest.raises(LinkClosed, match="interrupted by Interrupted"):
+        b.receive()
+    assert isinstance(receive_until_end(a)[1], LinkClosed)
+
+
 # --- in passing -------------------------------------------------------------------------------------
 
 

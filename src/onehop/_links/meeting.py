@@ -5,6 +5,7 @@ Must never know what a hello says, nor frames: it ends where the link begins.
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
@@ -49,6 +50,9 @@ class Listener:
         self._sock = sock
         self._folder = folder
         self._pid = os.getpid()
+        self._spare_fd = os.dup(
+            sock.fileno()
+        )  # given up to refuse somebody when there are no others
 
     def fileno(self) -> int:
         """Descriptor that becomes readable when somebody connects."""
@@ -57,14 +61,17 @@ class Listener:
     def accept(self) -> socket.socket | None:
         """Return a connection of a process of the same user, still to `prove` itself; never blocks.
 
-        Raises
-        ------
-        OSError
-            This process has no descriptors left: stop polling for a while.
+        Where this process may open no more files, whoever connects is refused: left waiting, they would
+        keep the listener readable, and a level-triggered loop busy.
         """
         try:
             sock, _ = self._sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._refuse_one()
             return None
         if peer_credentials(sock).uid != os.geteuid():
             self.refused += 1
@@ -73,9 +80,23 @@ class Listener:
         sock.setblocking(True)
         return sock
 
+    def _refuse_one(self) -> None:
+        spare, self._spare_fd = self._spare_fd, -1
+        if spare >= 0:
+            os.close(spare)
+        try:
+            self._sock.accept()[0].close()
+            self.refused += 1
+            self._spare_fd = os.dup(self._sock.fileno())
+        except OSError:
+            pass  # another thread was faster; the next call tries again
+
     def close(self) -> None:
         """Stop listening and remove the name; in a forked child only let go of the descriptor."""
         self._sock.close()
+        spare, self._spare_fd = self._spare_fd, -1
+        if spare >= 0:
+            os.close(spare)
         if self._folder is not None and os.getpid() == self._pid:
             for remove, path in ((os.unlink, self.address), (os.rmdir, self._folder)):
                 try:

@@ -280,6 +280,14 @@ class UnixLink(BaseLink):
                 if total >= READ_PER_CALL_BYTES:
                     return frames
                 self._read_bytes = LARGE_READ_BYTES
+        except (LinkClosed, ProtocolError):
+            raise
+        except BaseException as error:
+            # A signal's exception, or no memory: what was just read is lost, and a stream with a hole in
+            # it would be taken for other frames.
+            self._receive_failure = f"reading was interrupted by {type(error).__name__}"
+            self._shut()
+            raise
         finally:
             self._reading = False
             if self._closed:
