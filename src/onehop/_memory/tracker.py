@@ -28,13 +28,14 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter, itemgetter
 
 from onehop._memory import kernel
-from onehop._memory.intervals import IntervalIndex, joined
+from onehop._memory.intervals import IntervalIndex
+from onehop._memory.watch import PAGE_MASK, Watch
 
-_PAGE_MASK = -kernel.PAGE_SIZE
+__all__ = ["Tracker", "Watch", "get_tracker"]
+
 _GAP_BYTES = 16 * kernel.PAGE_SIZE
 """Neighbours this close are scanned by one call, which arms the pages between them too: a call costs as much as the walk over
 a thousand pages, and a page armed in vain costs its owner one fault."""
-_PENDING_MAX = 1 << 16
 _LARGE_BYTES = 1 << 20
 _PLANS_KEPT = 8
 _RECOUNT_NS = 1_000_000_000
@@ -42,115 +43,6 @@ _RECOUNT_NS = 1_000_000_000
 _by_start = attrgetter("start")
 _stop_of = itemgetter(1)
 _start_of = itemgetter(0)
-
-
-class Watch:
-    """One buffer that the tracker looks after; made by `Tracker.watch`.
-
-    Attributes
-    ----------
-    address, length : int
-        The buffer.
-    believed : bool
-        False once the range can no longer be believed (something else is mapped there, it was excluded, after a fork):
-        `dirty` then always answers "all of it". Close such a watch and compare bytes.
-    """
-
-    __slots__ = (
-        "_pending",
-        "_shown",
-        "_tracker",
-        "address",
-        "believed",
-        "length",
-        "start",
-        "stop",
-    )
-
-    def __init__(self, tracker: Tracker, address: int, length: int) -> None:
-        self._tracker = tracker
-        self.address = address
-        self.length = length
-        self.believed = True
-        self.start = address & _PAGE_MASK
-        self.stop = -(-(address + length) & _PAGE_MASK)
-        # Ranges of addresses, not clipped. The first `_shown` of them, sorted and joined, are what `dirty` last returned.
-        self._pending: list[tuple[int, int]] = []
-        self._shown = 0
-
-    def dirty(self) -> list[tuple[int, int]]:
-        """Scan, and return what may have been written since it was last accepted.
-
-        Returns
-        -------
-        list of (start, stop)
-            Byte offsets in the buffer, sorted, apart from each other; empty if every byte is as it was.
-        """
-        tracker = self._tracker
-        with tracker.lock:
-            if tracker._busy:
-                return self._everything()
-            tracker._busy = True
-            try:
-                if self.believed and not tracker._arm(self.start, self.stop):
-                    self._disbelieve()
-            finally:
-                tracker._busy = False
-            return self._show() if self._pending else []
-
-    def accept(self) -> None:
-        """Forget what the last `dirty` returned: the caller has compared or copied it.
-
-        What was handed in since then stays, so another scan in between does no harm.
-        """
-        with self._tracker.lock:
-            if self.believed:
-                shown, self._shown = self._shown, 0
-                del self._pending[:shown]
-
-    def close(self, disarm: bool = False) -> None:
-        """End the watch; may be called twice.
-
-        Parameters
-        ----------
-        disarm : bool
-            Also lift the protection, for a buffer that is about to be rewritten (saves a fault for every page). Other
-            watches of the same pages will then see these as written.
-        """
-        with self._tracker.lock:
-            self._tracker._close(self, disarm)
-
-    def _show(self) -> list[tuple[int, int]]:
-        pending = self._pending
-        if len(pending) > 1:
-            self._shown = 0
-            pending = self._pending = joined(pending)
-        self._shown = len(pending)
-        address, length = self.address, self.length
-        return [
-            (max(start - address, 0), min(stop - address, length))
-            for start, stop in pending
-            if stop > address and start < address + length
-        ]
-
-    def _everything(self) -> list[tuple[int, int]]:
-        self._shown = 0
-        return [(0, self.length)]
-
-    def _receive(self, ranges: list[tuple[int, int]]) -> None:
-        pending = self._pending
-        pending.extend(ranges)
-        if len(pending) > _PENDING_MAX:
-            # Nobody asked for long: exact ranges are not worth their memory. What `dirty` showed cannot be told apart any
-            # more, so the next `accept` forgets nothing.
-            pending = joined(pending)
-            if len(pending) > _PENDING_MAX // 2:
-                pending = [(pending[0][0], pending[-1][1])]
-            self._pending, self._shown = pending, 0
-
-    def _disbelieve(self) -> None:
-        self.believed = False
-        self._pending = [(self.start, self.stop)]
 
 
 class Tracker:
@@ -247,7 +139,7 @@ class Tracker:
 
     def exclude(self, address: int, length: int) -> None:
         """Never believe the kernel about this range: compare it. For memory that a device writes on its own."""
-        start, stop = address & _PAGE_MASK, -(-(address + length) & _PAGE_MASK)
+        start, stop = address & PAGE_MASK, -(-(address + length) & PAGE_MASK)
         with self.lock:
             self._excluded.append((start, stop))
             for watch in self._index.overlapping(start, stop):
@@ -256,7 +148,7 @@ class Tracker:
     def include(self, address: int, length: int) -> None:
         """Undo one `exclude` of exactly this range (before the memory is freed)."""
         with self.lock:
-            self._excluded.remove((address & _PAGE_MASK, -(-(address + length) & _PAGE_MASK)))
+            self._excluded.remove((address & PAGE_MASK, -(-(address + length) & PAGE_MASK)))
 
     def close(self) -> None:
         """Close the descriptors, which ends all protection; no watch is believed afterwards."""
