@@ -15,8 +15,8 @@ from onehop._memory.placement import Range, Record
 if TYPE_CHECKING:
     from onehop._memory.tracker import Tracker, Watch
 
-_WATCH_BYTES = 64 << 10
-"""Smaller buffers are compared: they share their pages with too much else."""
+_WATCH_BYTES = 16 << 10
+"""Smaller buffers are compared: a call for one costs less than a scan, and they share their pages with too much else."""
 
 _COMPARE_BYTES = 256 << 10
 """What is compared, and if different written, in one piece."""

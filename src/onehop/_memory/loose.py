@@ -18,7 +18,7 @@ from onehop._memory.arena import Arena, ArenaSegment
 from onehop._memory.placement import Location, Placement, lay_out
 from onehop._memory.sealed import Sealed, SegmentTable
 
-_COUNT, _BYTES = 1024, 64 << 20
+_COUNT, _BYTES = 1 << 16, 64 << 20
 """At most so much is remembered, the latest used."""
 
 UNUSED_NS = 800_000_000
