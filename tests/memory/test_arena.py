@@ -132,6 +132,23 @@ def test_a_small_segment_does_not_spoil_a_large_warm_range(arena: Arena) -> None
     assert small.offset >= 32 * MIB
 
 
+def test_holes_in_a_live_segment(arena: Arena) -> None:
+    segment = arena.allocate(10 * PAGE_SIZE)
+    arena.write(segment, 0, b"x" * segment.size_bytes)
+    holes = [
+        arena.punch(segment, 100, 3 * PAGE_SIZE),
+        arena.punch(segment, 9 * PAGE_SIZE, PAGE_SIZE),
+    ]
+    assert holes == [(PAGE_SIZE, 2 * PAGE_SIZE), (9 * PAGE_SIZE, PAGE_SIZE)]
+    assert arena.punch(segment, 5 * PAGE_SIZE + 1, PAGE_SIZE)[1] == 0
+    assert arena.in_use_bytes == 7 * PAGE_SIZE == _blocks(arena)
+    data = os.pread(arena.fd_readonly, segment.size_bytes, segment.offset)
+    assert data.count(b"x") == 7 * PAGE_SIZE
+    arena.free(segment, holes)
+    assert arena.in_use_bytes == 0 and arena.warm_bytes == 7 * PAGE_SIZE
+    assert arena.allocate(6 * PAGE_SIZE).offset == 3 * PAGE_SIZE
+
+
 def test_own_limit_is_named_and_counts_only_what_is_in_use() -> None:
     arena = Arena(3, limit_bytes=10 * MIB)
     first = arena.allocate(6 * MIB)

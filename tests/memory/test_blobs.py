@@ -316,6 +316,30 @@ def test_a_changed_buffer_takes_its_small_neighbours_along(node: _Node) -> None:
     assert all(offset % 64 == 0 for _, offset, _ in second.locations)
 
 
+def test_parts_that_were_replaced_give_their_memory_back(node: _Node) -> None:
+    arrays = [_noise(200_000, i) for i in range(50)]
+    held = node.place(*arrays)
+    contents = [a.tobytes() for a in arrays]
+    for step in range(3):
+        for i in range(49):
+            arrays[i] = _noise(200_000, 1000 + 50 * step + i)
+        placement = node.send(*arrays)
+        node.store.settle()
+        assert node.read(placement) == [a.tobytes() for a in arrays]
+    assert node.read(held) == contents, "what a message names stays"
+    node.store.release(held)
+    while node.store.settle():
+        pass
+    assert node.arena.in_use_bytes < 10_500_000
+    assert node.read(node.send(*arrays)) == [a.tobytes() for a in arrays]
+    del arrays
+    node.store.settle()
+    assert node.arena.in_use_bytes == 0 == node.store.counts()["segments"]
+    while node.store.settle(10**18):
+        pass
+    assert os.fstat(node.arena.fd_readonly).st_blocks == 0
+
+
 def test_the_same_buffer_twice_moves_once(node: _Node) -> None:
     values = _noise(MIB)
     for _ in range(2):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -62,6 +63,7 @@ def owner_reference(view: memoryview, make: Callable[[Any], Reference]) -> Refer
     weakref.ref or None
         None if nothing on the way to the memory can be referenced (`bytes`).
     """
+    numpy = sys.modules.get("numpy")
     found = None
     at: Any = view.obj
     for _ in range(32):
@@ -73,8 +75,7 @@ def owner_reference(view: memoryview, make: Callable[[Any], Reference]) -> Refer
         except TypeError:
             break  # the memory belongs to something like bytes: the nearest that can be watched must do
         # An array that was made only for the encoding (a transpose) names the array that has the memory.
-        below = getattr(at, "base", None)
-        if below is None or isinstance(below, type):
+        if numpy is None or not isinstance(at, numpy.ndarray) or at.base is None:
             break
-        at = below
+        at = at.base
     return found

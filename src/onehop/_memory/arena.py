@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from onehop._memory import kernel, limits
@@ -265,11 +266,29 @@ class Arena:
             segment.offset,
         )
 
-    def free(self, segment: ArenaSegment) -> None:
-        """Give a segment back; quick, since memory is only returned to the system by `trim` and `allocate`."""
+    def free(self, segment: ArenaSegment, holes: Sequence[tuple[int, int]] = ()) -> None:
+        """Give a segment back; quick, since memory is only returned to the system by `trim` and `allocate`.
+
+        Parameters
+        ----------
+        segment : ArenaSegment
+            What `allocate` gave.
+        holes : sequence of (offset, size)
+            What `punch` returned for it, sorted.
+        """
+        at = segment.offset
         with self._lock:
-            self.in_use_bytes -= segment.size_bytes
-            self._warm.add(*segment)
+            for offset, size_bytes in holes:
+                start = segment.offset + offset
+                if start > at:
+                    self._warm.add(at, start - at)
+                    self.in_use_bytes -= start - at
+                self._cold.add(start, size_bytes)
+                at = start + size_bytes
+            rest = segment.offset + segment.size_bytes - at
+            if rest:
+                self._warm.add(at, rest)
+                self.in_use_bytes -= rest
             self._last_use_ns = time.monotonic_ns()
 
     def trim(self, most_bytes: int = 32 << 20, now_ns: int | None = None) -> bool:
@@ -286,11 +305,20 @@ class Arena:
         self._punch_warm(most_bytes)
         return self._warm.total_bytes > 0
 
-    def punch(self, segment: ArenaSegment, offset: int, length: int) -> None:
-        """Return the memory of whole pages inside a live segment that nobody will read again."""
-        start = -(-(segment.offset + offset) // PAGE_SIZE) * PAGE_SIZE
-        stop = (segment.offset + offset + length) // PAGE_SIZE * PAGE_SIZE
-        self._punch(start, stop - start)
+    def punch(self, segment: ArenaSegment, offset: int, length: int) -> tuple[int, int]:
+        """Return the memory of the whole pages inside a part of a live segment that nobody will read again.
+
+        Returns
+        -------
+        (offset, size)
+            What was punched, for `free`; its size may be 0.
+        """
+        start = -(-offset // PAGE_SIZE) * PAGE_SIZE
+        size_bytes = max(0, (offset + length) // PAGE_SIZE * PAGE_SIZE - start)
+        self._punch(segment.offset + start, size_bytes)
+        with self._lock:
+            self.in_use_bytes -= size_bytes
+        return start, size_bytes
 
     def _punch_warm(self, most_bytes: int) -> None:
         while most_bytes > 0:

@@ -41,6 +41,9 @@ _OWN_SEGMENT_BYTES = 8 << 20
 
 _PATIENCE_S = 5.0
 
+_PUNCH_BYTES = 16 << 20
+"""Given back at one call of `settle`: a few milliseconds of the loop's time."""
+
 _NS_PER_BYTE_KEPT = 5
 """Records of owners that can not be watched (`bytes`) are kept as long as loose strings and so much longer, so that copying them
 again never takes more than a few percent of the time between."""
@@ -274,7 +277,7 @@ class BlobStore:
         key = (record.address, record.length)
         if self._records.get(key) is record:
             self._changes.accepted(record)
-            self._table.drop_record(record.sealed, record)
+            self._table.drop_record(record.sealed, record, record.extent())
         else:
             self._records[key] = record
             exporter = owner_reference(view, self._make_exporter)
@@ -355,7 +358,7 @@ class BlobStore:
         if record.watch is not None:
             record.watch.close()
             record.watch = None
-        self._table.drop_record(record.sealed, record)
+        self._table.drop_record(record.sealed, record, record.extent())
 
     def settle(self, now_ns: int | None = None) -> bool:
         """Forget what is no longer of use and return idle memory, a little at a time; for when there is nothing else to do.
@@ -378,7 +381,8 @@ class BlobStore:
             finally:
                 self._records_lock.release()
         self._loose.forget_unused(now_ns - UNUSED_NS)
-        more = self._arena.trim(now_ns=now_ns)
+        more = self._table.punch_dead(_PUNCH_BYTES)
+        more = self._arena.trim(now_ns=now_ns) or more
         return more or bool(self._dead)
 
     # Holds

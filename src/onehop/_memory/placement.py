@@ -84,6 +84,10 @@ class Record:
         """Not watched, but worth it when it is seen again."""
         self.used_ns = 0
 
+    def extent(self) -> tuple[int, int]:
+        """Return the part of the segment that is its own, with the padding behind it."""
+        return self.offset, -(-self.length // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
 
 class Exporter(weakref.ref[Any]):
     """Tells that the owner of a record's memory has died."""

@@ -10,17 +10,19 @@ loan on another way; such a segment is held.
 from __future__ import annotations
 
 import threading
+from bisect import insort
 from typing import Any
 
 from onehop._contracts.buffers import SegmentRef
 from onehop._memory.arena import Arena, ArenaSegment
+from onehop._memory.extents import FreeRanges
 from onehop.errors import ProtocolError
 
 
 class Sealed:
     """One segment whose content does not change as long as anybody but records holds it."""
 
-    __slots__ = ("known", "lends", "pins", "records", "ref", "segment")
+    __slots__ = ("dead", "holes", "known", "lends", "pins", "records", "ref", "segment")
 
     def __init__(self, segment: ArenaSegment, ref: SegmentRef) -> None:
         self.segment = segment
@@ -30,6 +32,10 @@ class Sealed:
         self.known: set[int] = set()
         self.records: dict[Any, None] = {}
         """What remembers that its content lies here; a new serial is told to each."""
+        self.dead = FreeRanges()
+        """Parts that no record names any more; messages on their way may."""
+        self.holes: list[tuple[int, int]] = []
+        """Parts whose memory was given back."""
 
 
 class SegmentTable:
@@ -47,6 +53,7 @@ class SegmentTable:
         self._by_serial: dict[int, Sealed] = {}
         self._next_serial = 1
         self._gone_peers: set[int] = set()
+        self._partly_dead: dict[Sealed, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_serial)
@@ -152,11 +159,49 @@ class SegmentTable:
         with self.lock:
             sealed.records[record] = None
 
-    def drop_record(self, sealed: Sealed, record: Any) -> None:
-        """Undo `add_record`."""
+    def drop_record(
+        self, sealed: Sealed, record: Any, extent: tuple[int, int] | None = None
+    ) -> None:
+        """Undo `add_record`; the record's part of the segment is dead then."""
         with self.lock:
-            sealed.records.pop(record, None)
+            if record not in sealed.records:
+                return
+            del sealed.records[record]
+            if extent is not None:
+                sealed.dead.add(*extent)
+                if sealed.records:
+                    self._partly_dead[sealed] = None
             self._free_if_unheld(sealed)
+
+    def punch_dead(self, most_bytes: int) -> bool:
+        """Return the memory of dead parts of live segments to the system, a little at a time.
+
+        Otherwise the last small matrix of a model would keep the place of all others that were replaced.
+
+        Returns
+        -------
+        bool
+            True if more can be done now.
+        """
+        while most_bytes > 0:
+            with self.lock:
+                # Whoever got a message that names a dead part may still read it.
+                able = (s for s in self._partly_dead if not s.pins and not s.lends)
+                if (sealed := next(able, None)) is None:
+                    return False
+                part = sealed.dead.pop_tail(most_bytes)
+                if part is None:
+                    del self._partly_dead[sealed]
+                    continue
+                sealed.pins += 1  # not to be freed, and given to somebody else, in the middle of it
+            try:
+                hole = self._arena.punch(sealed.segment, *part)
+                if hole[1]:
+                    insort(sealed.holes, hole)
+                most_bytes -= part[1]
+            finally:
+                self.unpin_sealed(sealed)
+        return True
 
     def held_by_records_only(self) -> list[Sealed]:
         """Return the segments that could be freed by forgetting records."""
@@ -167,7 +212,8 @@ class SegmentTable:
         if sealed.pins or sealed.lends or sealed.records:
             return
         if self._by_serial.pop(sealed.ref.serial, None) is not None:
-            self._arena.free(sealed.segment)
+            self._partly_dead.pop(sealed, None)
+            self._arena.free(sealed.segment, sealed.holes)
 
     def _must_exist(self, ref: SegmentRef) -> Sealed:
         if (sealed := self.get(ref)) is None:
