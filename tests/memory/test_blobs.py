@@ -34,6 +34,11 @@ Array = np.ndarray[Any, Any]
 
 needs_tracker = pytest.mark.skipif(not get_tracker().available, reason="no userfaultfd here")
 
+_CAPABILITIES = kernel.probe()
+needs_page_tables = pytest.mark.skipif(
+    not (_CAPABILITIES.pagemap_scan or _CAPABILITIES.pagemap_bits), reason="no page tables here"
+)
+
 
 class _Node:
     def __init__(self, rank: int = 2, tracked: bool = True, **options: Any) -> None:
@@ -540,6 +545,7 @@ def test_receivers_write_and_keep(node: _Node) -> None:
     other.close()
 
 
+@needs_page_tables
 def test_what_arrived_is_passed_on_under_its_id(node: _Node) -> None:
     other = _other(node)
     placement = node.place(_noise(2 * MIB))
@@ -581,6 +587,7 @@ def test_what_arrived_is_passed_on_under_its_id(node: _Node) -> None:
     other.close()
 
 
+@needs_page_tables
 def test_a_model_that_arrived_is_passed_on_whole_but_not_a_part_of_it(node: _Node) -> None:
     other = _other(node)
     placement = node.place(*[_noise(100_000, i) for i in range(20)])
@@ -603,6 +610,7 @@ def test_a_model_that_arrived_is_passed_on_whole_but_not_a_part_of_it(node: _Nod
     other.close()
 
 
+@needs_page_tables
 def test_a_segment_of_its_own_comes_back(node: _Node) -> None:
     placement = node.place(_noise(2 * MIB))
     ref = placement.segments[0]
@@ -709,6 +717,7 @@ def test_one_shared_copy_and_no_more() -> None:
     node.close()
 
 
+@pytest.mark.skipif(not _CAPABILITIES.memfd, reason="no memfd here")
 def test_a_small_dev_shm_does_not_matter() -> None:
     code = """
         import os

@@ -66,6 +66,9 @@ def side(request: pytest.FixtureRequest) -> Iterator[_Side]:
 @pytest.fixture
 def scan_side() -> Iterator[_Side]:
     made = _Side()
+    if made.attachments._pagemap is None:
+        made.close()
+        pytest.skip("no page tables here")
     yield made
     made.close()
 
