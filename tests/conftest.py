@@ -5,8 +5,11 @@ A test that leaves a process, a thread, a descriptor or a file behind fails by i
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import gc
 import os
+import signal
 import tempfile
 import threading
 import time
@@ -104,12 +107,47 @@ def nothing_outlives(request: pytest.FixtureRequest) -> Iterator[None]:
         time.sleep(0.01)
 
 
+@contextlib.contextmanager
+def _ends(made: list[Any]) -> Iterator[None]:
+    """Close clusters whatever happens; should that hang, kill their workers and say where it hung."""
+    pids: list[int] = []
+
+    def end_it() -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        for pid in _children() - before:
+            os.kill(pid, signal.SIGKILL)
+            pids.append(pid)
+
+    before = _children()
+    try:
+        yield
+    finally:
+        timer = threading.Timer(10.0 * support.PATIENCE, end_it)
+        timer.daemon = True
+        timer.start()
+        try:
+            for one in made:
+                one.close()
+        finally:
+            timer.cancel()
+    assert not pids, "closing hung"
+
+
+@pytest.fixture(autouse=True)
+def last_resort(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A hang that not even the timeout's signal ends, ends the run, and says where it was."""
+    faulthandler.dump_traceback_later(400, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
 @pytest.fixture
 def cluster() -> Iterator[Any]:
     """Two workers, ranks 2 and 3; at the end the books must balance."""
     import onehop
 
-    with onehop.Cluster(2) as made:
+    made = onehop.Cluster(2)
+    with _ends([made]):
         yield made
         support.assert_books_balance(made)
 
@@ -119,18 +157,15 @@ def clusters() -> Iterator[Any]:
     """A maker of clusters, for tests that need other sizes or options; all are balanced and closed at the end."""
     import onehop
 
-    made = []
+    made: list[Any] = []
 
     def make(*args: Any, **options: Any) -> Any:
         new = onehop.Cluster(*args, **options)
         made.append(new)
         return new
 
-    try:
+    with _ends(made):
         yield make
         for one in made:
             if not one._process.closed:
                 support.assert_books_balance(one)
-    finally:
-        for one in made:
-            one.close()

@@ -231,14 +231,15 @@ def test_a_cancelled_await(clusters: Any, tmp_path: Path) -> None:
 
 
 def test_future_wait(cluster: Any) -> None:
+    """Waits without fetching the value, and hands the future on."""
     future = cluster.submit(slow, 4, 0.02)
-    assert future.wait(20)
+    assert future.wait(20) is future
     assert future.done()
     late = cluster.submit(slow, 4, 0.5)
-    assert not late.wait(0.01)
+    with pytest.raises(TimeoutError):
+        late.wait(0.01)
     failing = cluster.submit(fail, "x")
-    failing.wait(20)
-    assert failing.done()
+    assert failing.wait(20).done()
 
 
 def test_shutdown_waits_for_what_is_pending(clusters: Any) -> None:

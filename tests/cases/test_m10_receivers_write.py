@@ -79,6 +79,18 @@ def write_later(array: Array) -> float:
     return float(array[:0].sum())
 
 
+def join_thread() -> None:
+    _kept["thread"].join()
+
+
+def keep_slice(array: Array) -> None:
+    _kept["slice"] = array[10:20]
+
+
+def kept_slice() -> list[float]:
+    return [float(x) for x in _kept["slice"]]
+
+
 def total(array: Array) -> float:
     return float(array.sum())
 
@@ -156,7 +168,7 @@ def test_a_thread_that_writes_on(cluster: Any) -> None:
     cluster[2].call(write_later, array)
     for _ in range(50):
         assert cluster[2].call(total, array) == 0.0
-    cluster[2].call(lambda: _kept["thread"].join())
+    cluster[2].call(join_thread)
     assert cluster[2].call(total, array) == 0.0
     cluster.everywhere(forget)
 
@@ -179,14 +191,11 @@ def test_two_tasks_alive_at_once(clusters: Any) -> None:
 
 
 def test_a_view_that_is_kept_after_its_array(cluster: Any) -> None:
-    def keep_slice(value: Array) -> None:
-        _kept["slice"] = value[10:20]
-
     array = np.arange(LENGTH, dtype=float)
     cluster[2].call(keep_slice, array)
     for k in range(10):
         cluster[2].call(add_one, array + k)
-    assert cluster[2].call(lambda: [float(x) for x in _kept["slice"]]) == list(range(10, 20))
+    assert cluster[2].call(kept_slice) == list(range(10, 20))
     cluster.everywhere(forget)
 
 
