@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from onehop._contracts.buffers import SegmentRef
-from onehop._memory import kernel, mapping
+from onehop._memory import idle, kernel
 from onehop._memory.arena import PAGE_SIZE, Arena
 from onehop._memory.forks import ended
 from onehop._memory.mapping import Attachments, Lifeline
@@ -218,13 +218,13 @@ def test_without_room_for_mappings_segments_are_copied() -> None:
 
 
 def test_idle_mappings_are_bounded(scan_side: _Side, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mapping, "_IDLE_COUNT", 5)
+    monkeypatch.setattr(idle, "IDLE_COUNT", 5)
     refs = [scan_side.seal(bytes(PAGE_SIZE)) for _ in range(20)]
     views = [scan_side.attachments.attach(ref) for ref in refs]
     del views
     assert len(scan_side.attachments.drain()) == 20
     assert scan_side.attachments.counts()["idle"] == 5
-    monkeypatch.setattr(mapping, "_IDLE_NS", 0)
+    monkeypatch.setattr(idle, "IDLE_NS", 0)
     scan_side.attachments.settle()
     assert scan_side.attachments.counts()["idle"] == 0
 

@@ -384,12 +384,6 @@ class Arena:
         for address, length in views:
             kernel.unmap(address, length)
 
-    def before_fork(self) -> None:
-        """Nothing: the child starts with a lock of its own."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing."""
-
     def after_fork_in_child(self) -> None:
         """Close the descriptors, so that the parent's memory ends with the parent."""
         self._lock = threading.Lock()

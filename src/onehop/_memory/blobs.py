@@ -439,12 +439,6 @@ class BlobStore:
 
     # Forks
 
-    def before_fork(self) -> None:
-        """Nothing: the child uses none of this."""
-
-    def after_fork_in_parent(self) -> None:
-        """Nothing."""
-
     def after_fork_in_child(self) -> None:
         """Refuse all use."""
         self._forked = True

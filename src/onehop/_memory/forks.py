@@ -12,29 +12,35 @@ import os
 import select
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 
-class _Follower(Protocol):
-    def before_fork(self) -> None: ...
-    def after_fork_in_parent(self) -> None: ...
-    def after_fork_in_child(self) -> None: ...
+def follow_forks(follower: object) -> None:
+    """Call methods of an object around every fork of this process, for as long as the object lives.
 
-
-def follow_forks(follower: _Follower) -> None:
-    """Call three methods of an object around every fork of this process, for as long as the object lives."""
+    Parameters
+    ----------
+    follower : object
+        Any of its methods `before_fork`, `after_fork_in_parent`, `after_fork_in_child` is called.
+    """
     reference = weakref.ref(follower)  # handlers can not be removed again, so they must not keep it
 
-    def call(method: Callable[[_Follower], None]) -> None:
-        if (target := reference()) is not None:
-            method(target)
+    def caller(name: str) -> Callable[[], None] | None:
+        method = getattr(type(follower), name, None)
+        if method is None:
+            return None
 
-    kind = type(follower)
-    os.register_at_fork(
-        before=lambda: call(kind.before_fork),
-        after_in_parent=lambda: call(kind.after_fork_in_parent),
-        after_in_child=lambda: call(kind.after_fork_in_child),
-    )
+        def call() -> None:
+            if (target := reference()) is not None:
+                method(target)
+
+        return call
+
+    handlers = {
+        "before": caller("before_fork"),
+        "after_in_parent": caller("after_fork_in_parent"),
+        "after_in_child": caller("after_fork_in_child"),
+    }
+    os.register_at_fork(**{when: call for when, call in handlers.items() if call is not None})
 
 
 class ForkHold:

@@ -17,23 +17,17 @@ import threading
 import time
 import weakref
 from bisect import bisect_left, bisect_right
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Any
 
 from onehop._contracts.buffers import SegmentRef
 from onehop._memory import kernel
 from onehop._memory.arena import Arena
 from onehop._memory.forks import ForkHold, Lifeline, follow_forks
+from onehop._memory.idle import IdlePool
 from onehop.errors import ForkedError, ProtocolError
 
 __all__ = ["Attachments", "Lifeline", "Mapping"]
-
-_IDLE_COUNT = 512
-_IDLE_BYTES = 64 << 30
-"""Of address space: an idle mapping costs page tables (a 500th of this) and no memory of its own."""
-
-_IDLE_NS = 10_000_000_000
-"""An idle mapping that was not wanted for so long is dropped."""
 
 _MAX_RANGES = 4096
 """Beyond so many separate written places a mapping counts as written from there on."""
@@ -98,9 +92,7 @@ class Attachments:
         self._starts: list[int] = []
         self._dead: deque[_Keeper] = deque()
         self._ended: list[SegmentRef] = []
-        self._idle: dict[tuple[int, int, int], list[Mapping]] = {}
-        self._idle_order: OrderedDict[Mapping, None] = OrderedDict()
-        self._idle_bytes = 0
+        self._idle: IdlePool[Mapping] = IdlePool()
         self._unproven: list[Mapping] = []
         self._held: list[tuple[SegmentRef, list[ForkHold]]] = []
         self._fork_hold: ForkHold | None = None
@@ -147,8 +139,8 @@ class Attachments:
                 return
             arena.dropped = True
             self._collect()
-            for mapping in [m for m in self._idle_order if m.ref.owner == owner]:
-                self._take_idle(mapping)
+            for mapping in [m for m in self._idle if m.ref.owner == owner]:
+                self._idle.remove(mapping)
                 self._unmap(mapping)
             if not arena.mapped:
                 self._close_arena(owner)
@@ -196,9 +188,7 @@ class Attachments:
 
     def _reuse(self, ref: SegmentRef) -> Mapping | None:
         key = (ref.owner, ref.arena_offset, ref.size_bytes)
-        while (same := self._idle.get(key)) is not None:
-            mapping = same[-1]
-            self._take_idle(mapping)
+        while (mapping := self._idle.take(key)) is not None:
             if mapping.proven or self._is_clean(mapping):
                 return mapping
             self._unmap(mapping)
@@ -216,10 +206,8 @@ class Attachments:
                     if (arena := self._arenas.get(ref.owner)) is not None:
                         arena.mapped += 1
                     return Mapping(address, ref)
-            if not self._idle_order:
+            if not self._drop_idle():
                 break
-            while self._idle_order:
-                self._drop_oldest()
         return None
 
     def _copy(self, ref: SegmentRef) -> memoryview:
@@ -263,12 +251,10 @@ class Attachments:
                 continue
             mapping.idle_since_ns = time.monotonic_ns()
             mapping.proven = False
-            self._idle.setdefault(mapping.key, []).append(mapping)
-            self._idle_order[mapping] = None
-            self._idle_bytes += mapping.length
+            self._idle.put(mapping)
             self._unproven.append(mapping)
-            while len(self._idle_order) > _IDLE_COUNT or self._idle_bytes > _IDLE_BYTES:
-                self._drop_oldest()
+            while (old := self._idle.surplus(mapping.idle_since_ns)) is not None:
+                self._unmap(old)
 
     def _release_held(self) -> None:
         still = []
@@ -281,23 +267,23 @@ class Attachments:
 
     def settle(self) -> None:
         """Find out which idle mappings are clean, and drop the others; for when there is nothing else to do."""
-        if self._forked or not (self._dead or self._idle_order):
+        if self._forked or not (self._dead or self._idle):
             return
         with self._lock:
             self._collect()
             if self._unproven:
                 unproven, self._unproven = self._unproven, []
                 for mapping in unproven:
-                    if mapping.proven or mapping not in self._idle_order:
+                    if mapping.proven or mapping not in self._idle:
                         continue  # in use again, or dropped
                     if self._is_clean(mapping):
                         mapping.proven = True
                     else:
-                        self._take_idle(mapping)
+                        self._idle.remove(mapping)
                         self._unmap(mapping)
-            oldest_ns = time.monotonic_ns() - _IDLE_NS
-            while self._idle_order and next(iter(self._idle_order)).idle_since_ns <= oldest_ns:
-                self._drop_oldest()
+            now_ns = time.monotonic_ns()
+            while (old := self._idle.surplus(now_ns)) is not None:
+                self._unmap(old)
 
     def _is_clean(self, mapping: Mapping) -> bool:
         try:
@@ -307,18 +293,11 @@ class Attachments:
         except OSError:
             return False
 
-    def _take_idle(self, mapping: Mapping) -> None:
-        same = self._idle[mapping.key]
-        same.remove(mapping)
-        if not same:
-            del self._idle[mapping.key]
-        del self._idle_order[mapping]
-        self._idle_bytes -= mapping.length
-
-    def _drop_oldest(self) -> None:
-        mapping = next(iter(self._idle_order))
-        self._take_idle(mapping)
-        self._unmap(mapping)
+    def _drop_idle(self) -> bool:
+        found = bool(self._idle)
+        while (mapping := self._idle.pop()) is not None:
+            self._unmap(mapping)
+        return found
 
     def _unmap(self, mapping: Mapping) -> None:
         kernel.unmap(mapping.address, mapping.length)
@@ -389,7 +368,7 @@ class Attachments:
             self._collect()
             return {
                 "live": len(self._live),
-                "idle": len(self._idle_order),
+                "idle": len(self._idle),
                 "held_for_children": len(self._held),
                 "not_drained": len(self._ended),
                 "arenas": len(self._arenas),
@@ -405,8 +384,7 @@ class Attachments:
         """Drop the idle mappings and the descriptors; what user objects lie in stays mapped."""
         with self._lock:
             self._collect()
-            while self._idle_order:
-                self._drop_oldest()
+            self._drop_idle()
             for owner in list(self._arenas):
                 self._close_arena(owner)
             if self._pagemap is not None:
