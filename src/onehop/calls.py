@@ -93,6 +93,8 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         self._process = process
         self._entry: OutgoingCall | None = None
         self._id: CallId = (process.rank, 0)
+        self.parent: CallId | None = None
+        self.label = ""
         self._answer: Answer | None = None
         self._built = False
         self._build_lock = threading.Lock()
@@ -105,6 +107,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         """Take the call that this is the answer of."""
         self._entry = entry
         self._id = (self._process.rank, entry.serial)
+        self.parent, self.label = entry.parent, entry.label
 
     def sent(self) -> None:
         """The call may have started, so it cannot be cancelled any more."""
@@ -214,7 +217,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 raise error
             return self._on_error(error)  # type: ignore[no-any-return]
         try:
-            return answer.value(transfers)  # type: ignore[no-any-return]
+            return answer.value(transfers, self)  # type: ignore[no-any-return]
         except Exception as error:
             raise errors.SerializationError(
                 f"the result of call {self._id} could not be rebuilt on rank "
@@ -268,6 +271,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def id(self) -> CallId:
         """Rank of the caller, and the number it gave the call; the cause of its ledger records."""
         return self._id
+
+    @property
+    def serial(self) -> int:
+        """The number of the call among those of its caller."""
+        return self._id[1]
 
     def route(self) -> Journey:
         """Return the way that this call, and the calls it made in turn, really took.

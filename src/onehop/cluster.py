@@ -14,7 +14,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from onehop import errors, maps
 from onehop._protocol import messages
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from onehop.ledger import Ledger
     from onehop.topology import Route, Topology
 
-P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -47,7 +46,7 @@ class Worker:
         self._cluster = cluster
         self.rank = rank
 
-    def call(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
         """Run a function there and wait for its value.
 
         Blocks; a task that calls gives up its slot meanwhile.
@@ -71,9 +70,9 @@ class Worker:
         ask = Ask()
         options = cluster._options
         if options.plain:
-            process.call(self.rank, function, args, kwargs, ask)
+            entry = process.call(self.rank, function, args, kwargs, ask)
         else:
-            process.call(
+            entry = process.call(
                 self.rank, function, args, kwargs, ask, flags=options.flags,
                 retries=options.retries, timeout_s=options.timeout,
             )  # fmt: skip
@@ -82,17 +81,17 @@ class Worker:
         if answer is None:
             raise errors.ClusterClosed("the cluster was closed while the call was waited for")
         if options.on_error is None:
-            return answer.value(process.transfers)  # type: ignore[no-any-return]
+            return answer.value(process.transfers, entry)  # type: ignore[no-any-return]
         try:
-            return answer.value(process.transfers)  # type: ignore[no-any-return]
+            return answer.value(process.transfers, entry)  # type: ignore[no-any-return]
         except Exception as error:
             return options.on_error(error)  # type: ignore[no-any-return]
 
-    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a function there; returns at once."""
         return self._cluster._submit(self.rank, function, args, kwargs)
 
-    def cast(self, function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> None:
+    def cast(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
         """Run a function there and never hear of it; an error is printed there."""
         cluster = self._cluster
         cluster._process.call(self.rank, function, args, kwargs, None, flags=cluster._options.flags)
@@ -228,12 +227,11 @@ class Cluster(concurrent.futures.Executor):
         self._process: Process = director.process
         self._process.ledger = director.ledger
         self._options = Options()
-        self._here = count == 0
         self._adopt()
         self._finalizer = weakref.finalize(self, _close, director)
         self._finalizer.atexit = False
         _close_at_exit(director)
-        self._process.executor.inline = self._here
+        self._process.executor.inline = count == 0
         director.launch(count)
 
     def _adopt(self) -> None:
@@ -248,10 +246,14 @@ class Cluster(concurrent.futures.Executor):
         self._director = director
         self._process = process
         self._options = Options()
-        self._here = False
         if SPECIAL is not process.transfers.special:
             self._adopt()
         return self
+
+    @property
+    def _here(self) -> bool:
+        """Whether this cluster has no workers, and calls run in the thread that makes them."""
+        return self._process.executor.inline
 
     # --- members ----------------------------------------------------------------------------------
 
@@ -317,7 +319,7 @@ class Cluster(concurrent.futures.Executor):
             info = self._process.members[rank]
             if info.state != "ready":
                 raise errors.WorkerDied(f"worker {rank} did not start: {info.reason}", False)
-        self._here = self._process.executor.inline = False
+        self._process.executor.inline = False
         return [Worker(self, rank) for rank in ranks]
 
     def remove_workers(self, *ranks: int | Worker) -> None:
@@ -341,7 +343,7 @@ class Cluster(concurrent.futures.Executor):
 
     # --- calls ------------------------------------------------------------------------------------
 
-    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def submit(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Run a function on some worker: where its data is, then the least busy.
 
         Arguments and captured variables are taken before this returns.
@@ -457,7 +459,7 @@ class Cluster(concurrent.futures.Executor):
         total: T = maps.reduce(self, op, function, iterables, self._options.merged(**options))
         return total
 
-    def everywhere(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> list[T]:
+    def everywhere(self, function: Callable[..., T], /, *args: Any, **kwargs: Any) -> list[T]:
         """Run a function once on every worker, and wait; returns the values by rank."""
         if self._here:
             return [self[self._process.rank].call(function, *args, **kwargs)]
@@ -502,7 +504,6 @@ class Cluster(concurrent.futures.Executor):
             Items of a map that are sent together.
         """
         view = Cluster._of(self._process, self._director)
-        view._here = self._here
         view._owner = self  # type: ignore[attr-defined]  # a cluster must not end while a view is used
         view._options = self._options.merged(
             retries=retries, timeout=timeout, urgent=urgent, on_error=on_error, progress=progress,

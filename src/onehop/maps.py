@@ -210,7 +210,7 @@ class MapRun:
         assert answer is not None
         transfers = self.process.transfers
         if answer.received is not None:
-            outcomes = answer.value(transfers)
+            outcomes = answer.value(transfers, piece.entry)
         else:
             error = answer.exception(transfers)
             outcomes = [(False, error)] * len(piece.wanted)

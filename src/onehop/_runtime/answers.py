@@ -5,14 +5,13 @@ Must never know how the answer travelled.
 
 from __future__ import annotations
 
-from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any
 
 from onehop import errors
 
 if TYPE_CHECKING:
     from onehop._protocol.messages import Trouble
-    from onehop._runtime.transfers import Received, Transfers
+    from onehop._runtime.transfers import Named, Received, Transfers
 
 
 class Answer:
@@ -35,10 +34,13 @@ class Answer:
         self.at_item = at_item
         """Of a lost batch: the item that it was at."""
 
-    def value(self, transfers: Transfers) -> Any:
-        """Build the value here, or raise what happened."""
-        if self.received is not None:
-            return transfers.decode(self.received)
+    def value(self, transfers: Transfers, call: Named | None = None) -> Any:
+        """Build the value here, or raise what happened; `call` is named in the ledger."""
+        received = self.received
+        if received is not None:
+            if received.parcel.segments or received.parcel.parts:
+                transfers.note_arrival(received.parcel, call)
+            return transfers.decode(received)
         raise self.exception(transfers)
 
     def exception(self, transfers: Transfers) -> BaseException:
@@ -65,6 +67,9 @@ _SAID: dict[str, str] = {
 def error_of(trouble: Trouble, transfers: Transfers) -> BaseException:
     """Turn a trouble that travelled into the exception for the caller."""
     if trouble.kind == "interrupted":
+        # Not at the top: it takes longer to import than a worker may take to start.
+        from concurrent.futures import CancelledError
+
         return CancelledError(f"the task was interrupted on rank {trouble.rank} ({trouble.host})")
     if trouble.kind == "nesting":
         return errors.NestingLimitError(trouble.message)

@@ -20,6 +20,7 @@ from onehop import errors
 from onehop._contracts.engine import Engine
 from onehop._protocol import membership, messages
 from onehop._runtime.entry import Bootstrap
+from onehop._runtime.interrupts import Interrupts
 from onehop._runtime.process import Process
 from onehop.ledger.ledger import Ledger
 
@@ -86,6 +87,7 @@ class Director:
         self._pull_serial = 0
         self.closing = False
         self.ledger = Ledger(process.book, rank=1, pull=self.pull_ledgers, host_of=self.host_of)
+        self._interrupts = Interrupts(process.loop)
         process.start()
         self.engine = engine(self)
         _abandon_in_children(self)
@@ -114,7 +116,7 @@ class Director:
             self.process.check_usable()
             for _ in range(count):
                 member = self.membership.admit(host=self.engine.host)
-                self._info(member.rank)
+                self._tell(self._info(member.rank))
                 ranks.append(member.rank)
         director = self.process.members[1]
         for rank in ranks:
@@ -151,7 +153,7 @@ class Director:
             self._failed_starts = 0
             self.membership.ready(hello.rank, self.cluster_id, hello.host, hello.pid)
             news = self._info(hello.rank, address=hello.address)
-            others = [info for info in process.members.values() if info.state == "ready"]
+            others = list(process.members.values())
             process.post(hello.rank, messages.Members(tuple(others)), connect=False)
             self._tell(news)
             process.update_member(news)
@@ -301,6 +303,7 @@ class Director:
                 self.engine.kill(rank)
         self.engine.close(grace_s)
         process.close()
+        self._interrupts.close()
 
 
 def _abandon_in_children(director: Director) -> None:

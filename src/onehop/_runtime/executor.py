@@ -164,6 +164,10 @@ class Executor:
 
     def on_sigint(self, _signum: int, _frame: object) -> None:
         """Handle SIGINT in a worker: the terminal's is ignored, only an interrupted task stops."""
+        if not self._process.loop.hold_back(self._stop_main_task):
+            self._stop_main_task()
+
+    def _stop_main_task(self) -> None:
         task = self._main_task
         if task is not None and task.interrupted:
             raise KeyboardInterrupt
@@ -377,7 +381,7 @@ class Executor:
             try:
                 if type(value) is Outcomes:
                     return value.encode(process, task)
-                return transfers.encode(value)
+                return transfers.encode(value, kept=False)
             except BaseException as error:
                 return self._trouble(task, _kind(task, error, "unencodable"), error)
         finally:
@@ -445,7 +449,7 @@ class Outcomes:
     def encode(self, process: Process, task: Task) -> Outgoing:
         """Encode all in one; if one of them cannot be, that one becomes an error of its own."""
         try:
-            return process.transfers.encode(self.items)
+            return process.transfers.encode(self.items, kept=False)
         except Exception:
             checked: list[tuple[bool, Any]] = []
             for ok, value in self.items:
@@ -454,7 +458,7 @@ class Outcomes:
                     checked.append((ok, value))
                 except Exception as error:
                     checked.append((False, describe(process, "unencodable", error)))
-            return process.transfers.encode(checked)
+            return process.transfers.encode(checked, kept=False)
 
 
 class Batch:

@@ -74,6 +74,9 @@ class Loop:
         self._parked = False
         self._standby_reads = False
         self._closed = False
+        self.handling = 0
+        """Ident of the thread that carries out handlers right now."""
+        self.interrupted: Callable[[], None] | None = None
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._timer_ids = itertools.count()
         self._dropped_timers: set[int] = set()
@@ -237,14 +240,33 @@ class Loop:
             # What a worker printed before it answered is shown before the answer is.
             handlers = self._handlers
             events.sort(key=lambda event: handlers.get(event[0], (9,))[0])
-        for fd, mask in events:
-            entry = self._handlers.get(fd)
-            if entry is not None:
-                entry[1](mask)
-        if self._timers:
-            self._run_timers()
-        if self._waiters:
-            self.ring_ready()
+        # An interrupt between reading a frame and acting on it would lose the frame: see `Interrupts`.
+        self.handling = threading.get_ident()
+        try:
+            for fd, mask in events:
+                entry = self._handlers.get(fd)
+                if entry is not None:
+                    entry[1](mask)
+            if self._timers:
+                self._run_timers()
+            if self._waiters:
+                self.ring_ready()
+        finally:
+            self.handling = 0
+        if self.interrupted is not None:
+            self._raise_interrupt()
+
+    def _raise_interrupt(self) -> None:
+        interrupted, self.interrupted = self.interrupted, None
+        if interrupted is not None:
+            interrupted()
+
+    def hold_back(self, interrupt: Callable[[], None]) -> bool:
+        """For a signal handler: whether the interrupt must wait until the handlers have ended."""
+        if self.handling == threading.get_ident():
+            self.interrupted = interrupt
+            return True
+        return False
 
     def _run_timers(self) -> None:
         now = time.monotonic()

@@ -18,6 +18,7 @@ from onehop._links.meeting import connect_unix, listen_unix, prove
 from onehop._links.stream import UnixLink
 from onehop._memory.forks import Lifeline
 from onehop._protocol import messages
+from onehop._protocol.handshake import size_bytes as handshake_bytes
 
 if TYPE_CHECKING:
     import socket
@@ -118,13 +119,15 @@ class Peers:
 
     def _prove(self, sock: socket.socket, role: str) -> Link:
         fds: list[int] = []
+        own_hello = bytes(messages.encode(self.hello))
+        other_role = "accept" if role == "connect" else "connect"
         try:
             raw, fds, _credentials = prove(
                 sock,
                 self._secret,
                 self._cluster_id,
                 role,
-                bytes(messages.encode(self.hello)),
+                own_hello,
                 (self._arena_fd, self.lifeline.read_fd),
                 HANDSHAKE_S,
             )
@@ -139,7 +142,12 @@ class Peers:
             sock.close()
             raise
         arena_fd, lifeline_fd = fds
-        link = UnixLink(sock, hello.rank)
+        link = UnixLink(
+            sock,
+            hello.rank,
+            handshake_bytes(role, len(own_hello)),
+            handshake_bytes(other_role, len(raw)),
+        )
         link.on_blocked = self._on_blocked
         with self._lock:
             if self._closed:

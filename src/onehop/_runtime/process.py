@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onehop import errors
@@ -478,7 +477,7 @@ class Process:
             self._stopped[entry.serial] = entry
             if self.post(entry.target, messages.Cancel(entry.serial), connect=False):
                 self.loop.after(STUCK_S, lambda: self._look_if_stuck(entry))
-        self._end(entry, Answer(error=error or CancelledError()))
+        self._end(entry, Answer(error=error or _cancelled()))
         return True
 
     def stop_all_calls(self) -> None:
@@ -741,6 +740,7 @@ class Process:
     def _settle(self) -> None:
         self.transfers.settle()
         self.attachments.settle()
+        self.book.fold()
         if self.transfers.unsettled:
             self.expect_settling()
 
@@ -798,7 +798,7 @@ class Process:
         if self.at_close is not None:
             self.at_close()
         for entry in self.calls.all():
-            self._end(entry, Answer(error=CancelledError(reason)))
+            self._end(entry, Answer(error=_cancelled(reason)))
         self.executor.close()
         if self._errand_thread is not None:
             self._errands.put(None)
@@ -816,3 +816,10 @@ class Process:
         self.closed = True
         self.loop.abandon()
         self.peers.abandon()
+
+
+def _cancelled(*reason: str) -> BaseException:
+    # Not imported at the top: it takes longer than a worker may take to start.
+    from concurrent.futures import CancelledError
+
+    return CancelledError(*reason)

@@ -44,6 +44,9 @@ _ENTRY = struct.Struct("<IQQ")
 _PACKED = 0xFFFFFFFF
 _ALIGN = 64
 
+_Tally = dict[tuple[int, bool], list[int]]
+"""(owner, known there before): [segments, bytes]"""
+
 HERE = -1
 """`Parcel.share` of a part that stands for the cluster itself at the receiver."""
 MEMBER = -2
@@ -62,6 +65,22 @@ class Post(Protocol):
 
     def expect_settling(self) -> None:
         """Something is held now, so `settle` will have to be called."""
+
+
+class Named(Protocol):
+    """A call, as far as the ledger names it."""
+
+    @property
+    def serial(self) -> int:
+        """Its number among the calls of its caller."""
+
+    @property
+    def parent(self) -> messages.CallId | None:
+        """The call whose task made it."""
+
+    @property
+    def label(self) -> str:
+        """The name of its function."""
 
 
 class Substitute(Protocol):
@@ -196,8 +215,10 @@ class Transfers:
 
     # --- encoding ---------------------------------------------------------------------------------
 
-    def encode(self, value: object) -> Outgoing:
+    def encode(self, value: object, *, kept: bool = True) -> Outgoing:
         """Encode `value` as it is now. Copies each new buffer into the arena, once.
+
+        With `kept` false the value is about to be dropped: its memory is not watched for changes.
 
         Raises whatever the value's own reduction raises, and MemoryLimitError.
         """
@@ -211,7 +232,7 @@ class Transfers:
             and len(stream) <= INLINE_BYTES - _HEAD.size
         ):
             return Outgoing(Parcel(body=_HEAD.pack(0, len(stream)) + stream))
-        return self._encode_large(encoded)
+        return self._encode_large(encoded, kept)
 
     def encode_inline(self, value: object) -> bytes:
         """Encode `value` as one string of bytes, for what must arrive without any segment.
@@ -230,7 +251,7 @@ class Transfers:
         """Build what `encode_inline` encoded."""
         return self._decode(Parcel(body=body), Received(Parcel(), [], self), None, None)
 
-    def _encode_large(self, encoded: pickling.Encoded) -> Outgoing:
+    def _encode_large(self, encoded: pickling.Encoded, kept: bool) -> Outgoing:
         out = Outgoing(Parcel())
         out._transfers = self
         out.copied = encoded.copied
@@ -241,7 +262,7 @@ class Transfers:
         big = [buffer for buffer in encoded.buffers if buffer.nbytes >= SMALL_BYTES]
         places: Iterator[tuple[SegmentRef, int, int]] = iter(())
         if big:
-            placement = self.store.place(big)
+            placement = self.store.place(big, arm=kept)
             places = iter(placement.locations)
             self._take(out, placement)
         located: list[tuple[memoryview, tuple[int, int] | None]] = []
@@ -256,10 +277,9 @@ class Transfers:
                 used.append(0)
             used[index] += length
             located.append((buffer, (index, offset)))
-        body = _body(encoded.stream, located)
-        where = None
-        if not self._inline(body):
-            placement = self.store.place((), (body,))
+
+        def place_loose(data: bytes) -> tuple[int, int]:
+            placement = self.store.place((), (data,))
             self._take(out, placement)
             ref, offset, length = placement.locations[0]
             index = segments.get(ref)
@@ -267,7 +287,20 @@ class Transfers:
                 index = segments[ref] = len(segments)
                 used.append(0)
             used[index] += length
-            where = (index, offset, length)
+            return index, offset
+
+        small = [number for number, (_, place) in enumerate(located) if place is None]
+        if sum(located[number][0].nbytes for number in small) > INLINE_BYTES:
+            # A blob of its own: it stays the same when something else in the value changes.
+            starts: list[int] = []
+            pack = _pack([located[number][0] for number in small], starts)
+            index, base = place_loose(pack)
+            for number, start in zip(small, starts, strict=True):
+                located[number] = (located[number][0], (index, base + start))
+        body = _body(encoded.stream, located)
+        where = None
+        if not self._inline(body):
+            where = (*place_loose(body), len(body))
             body = b""
         out.parcel = Parcel(tuple(segments), tuple(used), body, where)
         return out
@@ -343,27 +376,19 @@ class Transfers:
         if not parcel.segments and not parcel.parts:
             return
         lends: dict[int, list[WireRef]] = {}
-        tally = [0, 0, 0, 0]
+        tally: _Tally = {}
         self._lend(parcel, peer, lends, tally)
         for owner, refs in lends.items():
             if owner != peer:
                 self._introduce_arena(owner, peer)
                 self._post.post(owner, messages.Lend(peer, tuple(refs)))
-        now = time.monotonic_ns()
-        attached, attached_bytes, avoided, avoided_bytes = tally
-        if attached:
-            self._book.note(
-                "blob", cause, parent, self._rank, peer, "memory", "attached", attached,
-                attached_bytes, now, now, label,
-            )  # fmt: skip
-        if avoided:
-            self._book.note(
-                "blob", cause, parent, self._rank, peer, "memory", "avoided", avoided,
-                avoided_bytes, now, now, label,
-            )  # fmt: skip
+        # What a result holds is attached when somebody looks at it, and noted there: it may be passed on
+        # without ever being looked at here.
+        if message != "result":
+            self._note(tally, peer, cause, parent, label)
 
     def _lend(
-        self, parcel: Parcel, peer: int, lends: dict[int, list[WireRef]], tally: list[int]
+        self, parcel: Parcel, peer: int, lends: dict[int, list[WireRef]], tally: _Tally
     ) -> None:
         for wire, used in zip(parcel.segments, parcel.used, strict=True):
             owner = wire[0]
@@ -374,14 +399,40 @@ class Transfers:
             else:
                 known = owner == peer or self._introduce(peer, (owner, wire[1]))
                 lends.setdefault(owner, []).append(wire)
-            if known:
-                tally[2] += 1
-                tally[3] += used
-            else:
-                tally[0] += 1
-                tally[1] += used
+            _count(tally, owner, known, used)
         for part in parcel.parts:
             self._lend(part, peer, lends, tally)
+
+    def note_arrival(self, parcel: Parcel, call: Named | None) -> None:
+        """Write down what a value that is about to be built here attaches."""
+        tally: _Tally = {}
+        self._count_arrival(parcel, tally)
+        cause = None if call is None else (self._rank, call.serial)
+        parent = None if call is None else call.parent
+        self._note(tally, self._rank, cause, parent, "" if call is None else call.label)
+
+    def _count_arrival(self, parcel: Parcel, tally: _Tally) -> None:
+        for wire, used in zip(parcel.segments, parcel.used, strict=True):
+            own = wire[0] == self._rank
+            known = own or self._introduce(self._rank, (wire[0], wire[1]))
+            _count(tally, wire[0], known, used)
+        for part in parcel.parts:
+            self._count_arrival(part, tally)
+
+    def _note(
+        self,
+        tally: _Tally,
+        peer: int,
+        cause: messages.CallId | None,
+        parent: messages.CallId | None,
+        label: str,
+    ) -> None:
+        now = time.monotonic_ns()
+        for (owner, known), (count, size_bytes) in tally.items():
+            self._book.note(
+                "blob", cause, parent, owner, peer, "memory", "avoided" if known else "attached",
+                count, size_bytes, now, now, label,
+            )  # fmt: skip
 
     def _introduce(self, peer: int, key: tuple[int, int]) -> bool:
         """Whether `peer` heard of a foreign segment from here before; it has now."""
@@ -624,26 +675,41 @@ class Transfers:
 
 def _body(stream: bytes, located: Sequence[tuple[memoryview, tuple[int, int] | None]]) -> bytes:
     """Lay a body out; a buffer without a place is packed into it."""
-    table: list[bytes] = []
-    pack: list[bytes | memoryview] = []
-    pack_length = 0
-    for buffer, place in located:
-        length = buffer.nbytes
-        if place is not None:
-            table.append(_ENTRY.pack(place[0], place[1], length))
-            continue
-        gap = -pack_length % _ALIGN
-        if gap:
-            pack.append(bytes(gap))
-            pack_length += gap
-        table.append(_ENTRY.pack(_PACKED, pack_length, length))
-        pack.append(buffer)
-        pack_length += length
+    starts: list[int] = []
+    pack = _pack([buffer for buffer, place in located if place is None], starts)
+    next_start = iter(starts).__next__
+    table = [
+        _ENTRY.pack(_PACKED, next_start(), buffer.nbytes)
+        if place is None
+        else _ENTRY.pack(place[0], place[1], buffer.nbytes)
+        for buffer, place in located
+    ]
     head = _HEAD.pack(len(table), len(stream))
     if not pack:
         return b"".join((head, *table, stream))
     start = _HEAD.size + len(table) * _ENTRY.size + len(stream)
-    return b"".join((head, *table, stream, bytes(-start % _ALIGN), *pack))
+    return b"".join((head, *table, stream, bytes(-start % _ALIGN), pack))
+
+
+def _pack(buffers: Iterable[memoryview], starts: list[int]) -> bytes:
+    """Join small buffers, each at a multiple of `_ALIGN`, and say where each begins."""
+    pieces: list[bytes | memoryview] = []
+    length = 0
+    for buffer in buffers:
+        gap = -length % _ALIGN
+        if gap:
+            pieces.append(bytes(gap))
+            length += gap
+        starts.append(length)
+        pieces.append(buffer)
+        length += buffer.nbytes
+    return b"".join(pieces)
+
+
+def _count(tally: _Tally, owner: int, known: bool, used: int) -> None:
+    entry = tally.setdefault((owner, known), [0, 0])
+    entry[0] += 1
+    entry[1] += used
 
 
 def _collect(parcel: Parcel, refs: list[WireRef]) -> None:
