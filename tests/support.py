@@ -255,7 +255,8 @@ def assert_books_balance(cluster: Any) -> None:
 
     def look() -> list[str]:
         found = imbalance_here(cluster._process)
-        for differences in cluster.everywhere(imbalance_here):
+        # urgent: a worker may still be busy with what the test left there
+        for differences in cluster.options(urgent=True).everywhere(imbalance_here):
             found += differences
         return found
 

@@ -120,8 +120,11 @@ def test_a_large_result_stays_with_its_worker(cluster: Any) -> None:
         assert cluster[3].call(total, future) == 400_000.0
     size = 8 * 200_000
     for record in watch.records():
-        if record.target == 1 or record.source == 1:
-            assert record.size_bytes < 100_000 or record.outcome == "avoided", record
+        # this program passed the name on, and neither copied nor mapped anything
+        if record.source == 1:
+            assert record.size_bytes < 100_000 or record.outcome != "moved", record
+        if record.target == 1:
+            assert record.size_bytes < 100_000 or record.outcome != "attached", record
     assert watch.total("moved", medium="memory") <= size + 10_000
 
 
