@@ -13,7 +13,7 @@ from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from onehop import errors
-from onehop._protocol.messages import CallId
+from onehop._protocol.messages import CallId, Parcel
 from onehop._runtime import context
 from onehop._runtime.answers import Answer
 from onehop._runtime.transfers import Part, Transfers
@@ -212,7 +212,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _value(self, answer: Answer) -> T:
         transfers = self._process.transfers
         if answer.received is None:
-            error = answer.exception(transfers)
+            error = answer.exception(transfers, self)
             if self._on_error is None or not isinstance(error, Exception):
                 raise error
             return self._on_error(error)  # type: ignore[no-any-return]
@@ -331,14 +331,46 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 part.trouble = error
         else:
             part.trouble = answer.exception(transfers)
-        from onehop._protocol.messages import Parcel
-
         part.parcel = Parcel()
 
     def __reduce__(self) -> Any:
         raise TypeError(
             "a onehop future can be passed to calls of its own cluster only; pass its result() instead"
         )
+
+
+class Taken:
+    """Stands for a value that was encoded earlier than what holds it."""
+
+    __slots__ = ("_outgoing",)
+
+    def __init__(self, value: object, transfers: Transfers) -> None:
+        self._outgoing = transfers.encode(value)
+
+    def _onehop_part(self, transfers: Transfers) -> Part:
+        outgoing = self._outgoing
+        if not outgoing.waiting:
+            return Part(outgoing.complete(), outgoing)
+        part = Part(holder=outgoing)
+        remaining = [len(outgoing.waiting)]
+
+        def register(known: Callable[[], None]) -> None:
+            def one_known() -> None:
+                remaining[0] -= 1
+                if not remaining[0]:
+                    try:
+                        part.parcel = outgoing.complete()
+                    except BaseException as error:
+                        part.trouble, part.parcel = error, Parcel()
+                    known()
+
+            for inner in outgoing.waiting:
+                inner_register, inner.waits_for = inner.waits_for, None
+                if inner_register is not None:
+                    inner_register(one_known)
+
+        part.waits_for = register
+        return part
 
 
 def _encoded(value: object, transfers: Transfers) -> Part:

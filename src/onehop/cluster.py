@@ -10,6 +10,7 @@ import atexit
 import concurrent.futures
 import os
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,7 +22,7 @@ from onehop._protocol import messages
 from onehop._runtime import context
 from onehop._runtime.director import Director
 from onehop._runtime.transfers import HERE, MEMBER, Part, Transfers
-from onehop.calls import Ask, Future
+from onehop.calls import Ask, Future, Taken
 from onehop.limits import cores, threads_per_worker
 from onehop.options import Options
 from onehop.sharing import Shared
@@ -546,7 +547,7 @@ class Cluster(concurrent.futures.Executor):
 
     def close(self) -> None:
         """End all workers and free everything; outstanding calls end as cancelled."""
-        self.shutdown(wait=False, cancel_futures=True)
+        self._own_end().close()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the cluster, as an Executor does.
@@ -558,19 +559,29 @@ class Cluster(concurrent.futures.Executor):
         cancel_futures : bool
             Whether to cancel the calls that have not been sent to a worker.
         """
-        director = self._director
-        if director is None:
-            raise errors.OnehopError("a cluster is closed by the program that made it")
+        director = self._own_end()
         process = self._process
         if process.closed or process.pid != os.getpid():
             return
+        process.refusing = True
         if cancel_futures:
             for entry in process.calls.all():
                 if not entry.target:
                     process.stop_call(entry)
         if wait:
             process.wait(lambda: not len(process.calls))
-        director.close()
+            director.close()
+        elif not len(process.calls):
+            director.close()
+        else:
+            threading.Thread(
+                target=_close_when_idle, args=(director,), name="onehop-closer", daemon=True
+            ).start()
+
+    def _own_end(self) -> Director:
+        if self._director is None:
+            raise errors.OnehopError("a cluster is closed by the program that made it")
+        return self._director
 
     def __enter__(self) -> Self:
         return self
@@ -607,7 +618,7 @@ class Cluster(concurrent.futures.Executor):
         raise TypeError("a onehop cluster can be passed to its own calls only")
 
 
-SPECIAL: frozenset[type] = frozenset((Cluster, Worker, Future, Shared))
+SPECIAL: frozenset[type] = frozenset((Cluster, Worker, Future, Shared, Taken))
 
 
 def member_of(process: Process, rank: int) -> Cluster | Worker:
@@ -655,6 +666,12 @@ def _chunk(chunksize: int | None) -> int | None:
     if chunksize is None:
         return None
     return None if _whole(chunksize, "chunksize", 1) == 1 else chunksize
+
+
+def _close_when_idle(director: Director) -> None:
+    process = director.process
+    process.wait(lambda: process.closed or not len(process.calls))
+    director.close()
 
 
 def _close(director: Director) -> None:

@@ -19,7 +19,7 @@ from onehop import errors
 from onehop._runtime.answers import Answer, error_of
 from onehop._runtime.executor import Batch
 from onehop._runtime.folding import Fold
-from onehop.calls import Future, deadline_of
+from onehop.calls import Future, Taken, deadline_of
 
 if TYPE_CHECKING:
     from onehop._runtime.process import OutgoingCall
@@ -35,6 +35,15 @@ MOST_ITEMS = 20_000
 GROWTH = 8
 FLYING_PER_WORKER = 2
 CHUNKS_PER_WORKER = 4
+
+
+_STEADY = frozenset((list, tuple, range, set, frozenset, dict, str, bytes))
+"""Inputs whose items do not change by pulling the next one."""
+_PLAIN = frozenset((int, float, complex, bool, str, bytes, type(None)))
+
+
+def _is_plain(item: Any) -> bool:
+    return type(item) in _PLAIN or (type(item) is tuple and all(type(i) in _PLAIN for i in item))
 
 
 class _Piece:
@@ -88,6 +97,8 @@ class MapRun:
         self._items: Iterator[Any] = (
             zip(*iterables, strict=False) if self._star else iter(iterables[0])
         )
+        self._steady = all(type(it) in _STEADY for it in iterables)
+        self.source_error: Exception | None = None
         self._function = function
         self._encoded = process.transfers.encode(Batch(function, self._star))
         self._label = getattr(function, "__qualname__", type(function).__name__)
@@ -125,13 +136,7 @@ class MapRun:
         try:
             while self._room():
                 size = self._next_size()
-                try:
-                    items = list(itertools.islice(self._items, size))
-                except BaseException:
-                    self._exhausted = True
-                    raise
-                if len(items) < size:
-                    self._exhausted = True
+                items = self._pull(size)
                 if items:
                     self._pulled += len(items)
                     piece = _Piece(self, len(items), self.process.transfers.encode(((items,), {})))
@@ -141,6 +146,23 @@ class MapRun:
                     self._send(piece, self._encoded)
         finally:
             self._pulling.release()
+
+    def _pull(self, size: int) -> list[Any]:
+        """Take up to `size` items; an error of the input comes after the values before it."""
+        items: list[Any] = []
+        try:
+            if self._steady:
+                items.extend(itertools.islice(self._items, size))
+            else:
+                # The next item may overwrite this one's memory, so each is encoded before the next is pulled.
+                for item in itertools.islice(self._items, size):
+                    items.append(item if _is_plain(item) else Taken(item, self.process.transfers))
+        except Exception as error:
+            self.source_error = error
+            self._exhausted = True
+        if len(items) < size:
+            self._exhausted = True
+        return items
 
     def _next_size(self) -> int:
         if self._options.batch_size:
@@ -204,6 +226,12 @@ class MapRun:
         """Whether every item that there is has been sent."""
         return self._exhausted and not self.pieces
 
+    def raise_source_error(self) -> None:
+        """Raise what the input raised, if it did."""
+        error, self.source_error = self.source_error, None
+        if error is not None:
+            raise error
+
     def settle(self, piece: _Piece) -> bool:
         """Take an answered piece apart; False if some of its items run again."""
         answer = piece.answer
@@ -212,7 +240,7 @@ class MapRun:
         if answer.received is not None:
             outcomes = answer.value(transfers, piece.entry)
         else:
-            error = answer.exception(transfers)
+            error = answer.exception(transfers, piece.entry)
             outcomes = [(False, error)] * len(piece.wanted)
             if isinstance(error, errors.CallLost):
                 return self._settle_lost(piece, error, answer.at_item)
@@ -259,7 +287,7 @@ class MapRun:
             return outcome[1]
         error = outcome[1]
         if not isinstance(error, BaseException):
-            error = error_of(error, self.process.transfers)
+            error = error_of(error, self.process.transfers, self._label)
         if self._options.on_error is not None and isinstance(error, Exception):
             return self._options.on_error(error)
         raise error
@@ -291,6 +319,7 @@ def ordered(run: MapRun) -> Generator[Any, None, None]:
         while True:
             run.wait_for(lambda: bool(run.pieces) or run.over())
             if not run.pieces:
+                run.raise_source_error()
                 return
             piece = run.pieces[0]
             while True:
@@ -316,6 +345,7 @@ def unordered(run: MapRun) -> Generator[Any, None, None]:
         while True:
             run.wait_for(lambda: bool(run.answered_pieces) or run.over())
             if not run.answered_pieces:
+                run.raise_source_error()
                 return
             piece = run.answered_pieces.popleft()
             if not run.settle(piece):
@@ -333,6 +363,7 @@ def _progress(run: MapRun) -> Callable[[int], None]:
     wanted = run._options.progress
     if not wanted:
         return lambda count: None
+    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -343,7 +374,7 @@ def _progress(run: MapRun) -> Callable[[int], None]:
 
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        transient=False,
+        console=Console(stderr=True),
     )  # fmt: skip
     task = bar.add_task(wanted if isinstance(wanted, str) else run._label, total=run.total)
     bar.start()

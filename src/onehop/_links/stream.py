@@ -106,7 +106,8 @@ class UnixLink(BaseLink):
     @property
     def sent_bytes(self) -> int:
         """Control and payload bytes of all frames that `send` has taken."""
-        return self._sent_raw_bytes - HEADER_BYTES * self._sent_frames
+        with self._send_lock:  # a frame that is being sent has not been counted yet
+            return self._sent_raw_bytes - HEADER_BYTES * self._sent_frames
 
     @property
     def received_bytes(self) -> int:

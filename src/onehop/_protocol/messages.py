@@ -178,6 +178,12 @@ class Shutdown(msgspec.Struct, array_like=True, tag=13, gc=False):
     reason: str = ""
 
 
+class Path(msgspec.Struct, array_like=True, tag=14, gc=False):
+    """From the director: where modules are looked for from now on."""
+
+    path: tuple[str, ...]
+
+
 class Hello(msgspec.Struct, array_like=True, gc=False):
     """What both sides tell of themselves in the handshake, each already proven.
 
@@ -209,6 +215,7 @@ Message = (
     | LedgerNews
     | Unshare
     | Shutdown
+    | Path
 )
 
 _encoder = msgspec.msgpack.Encoder()

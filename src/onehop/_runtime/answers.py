@@ -41,12 +41,13 @@ class Answer:
             if received.parcel.segments or received.parcel.parts:
                 transfers.note_arrival(received.parcel, call)
             return transfers.decode(received)
-        raise self.exception(transfers)
+        raise self.exception(transfers, call)
 
-    def exception(self, transfers: Transfers) -> BaseException:
+    def exception(self, transfers: Transfers, call: Named | None = None) -> BaseException:
         """What to raise; only if there is no value."""
         if self.trouble is not None:
-            self.error = error_of(self.trouble, transfers)
+            label = "" if call is None else call.label
+            self.error = error_of(self.trouble, transfers, label)
             self.trouble = None
         if self.error is None:
             raise errors.ProtocolError("an answer was asked for its exception and has a value")
@@ -59,12 +60,12 @@ _OWN: dict[str, type[errors.RemoteError]] = {
     "shared-written": errors.RemoteSharedObjectModified,
 }
 _SAID: dict[str, str] = {
-    "undecodable": "its function or arguments could not be rebuilt",
-    "unencodable": "its result could not be encoded",
+    "undecodable": "the function or arguments of {} could not be rebuilt",
+    "unencodable": "the result of {} could not be encoded",
 }
 
 
-def error_of(trouble: Trouble, transfers: Transfers) -> BaseException:
+def error_of(trouble: Trouble, transfers: Transfers, label: str = "") -> BaseException:
     """Turn a trouble that travelled into the exception for the caller."""
     if trouble.kind == "interrupted":
         # Not at the top: it takes longer to import than a worker may take to start.
@@ -77,7 +78,7 @@ def error_of(trouble: Trouble, transfers: Transfers) -> BaseException:
     if own is not None:
         said = _SAID.get(trouble.kind)
         message = (
-            f"{said} on rank {trouble.rank} ({trouble.host}): {trouble.type_name}: {trouble.message}"
+            f"{said.format(label or 'a call')} on rank {trouble.rank} ({trouble.host}): {trouble.type_name}: {trouble.message}"
             if said
             else trouble.message
         )

@@ -85,6 +85,7 @@ class Director:
         self._pulls: dict[int, set[int]] = {}
         self._audits: dict[int, tuple[tuple[int, str, int, int], ...]] = {}
         self._pull_serial = 0
+        self._path_at_launch: list[str] = []
         self.closing = False
         self.ledger = Ledger(process.book, rank=1, pull=self.pull_ledgers, host_of=self.host_of)
         self._interrupts = Interrupts(process.loop)
@@ -119,6 +120,7 @@ class Director:
                 self._tell(self._info(member.rank))
                 ranks.append(member.rank)
         director = self.process.members[1]
+        self._path_at_launch = list(sys.path)
         for rank in ranks:
             bootstrap = Bootstrap(
                 self.cluster_id, self._secret, rank, director, os.getpid(), list(sys.path),
@@ -155,6 +157,9 @@ class Director:
             news = self._info(hello.rank, address=hello.address)
             others = list(process.members.values())
             process.post(hello.rank, messages.Members(tuple(others)), connect=False)
+            if process.path_told != self._path_at_launch:
+                path = messages.Path(tuple(process.path_told))
+                process.post(hello.rank, path, connect=False)
             self._tell(news)
             process.update_member(news)
             self._ready.notify_all()

@@ -105,6 +105,7 @@ def main() -> None:
     del told.secret
     context.home.process = process
     process.transfers.here = _here(process)
+    sys.modules["__main__"].__getattr__ = process.executor.from_main  # type: ignore[method-assign]
     signal.signal(signal.SIGINT, process.executor.on_sigint)
     process.peers.hello = messages.Hello(
         told.rank,

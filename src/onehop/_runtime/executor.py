@@ -50,6 +50,7 @@ class Task:
         "cancelled",
         "cell",
         "function",
+        "globals",
         "interrupted",
         "process",
         "shares",
@@ -74,6 +75,7 @@ class Task:
         self.cancelled = False
         self.interrupted = False
         self.started = False
+        self.globals: dict[str, Any] = {}
         self.cell = -1
         self.thread = 0
         self.waits = 0
@@ -357,6 +359,7 @@ class Executor:
                     task.arguments = None
             except BaseException as error:
                 return self._trouble(task, _kind(task, error, "undecodable"), error)
+            task.globals = getattr(getattr(function, "function", function), "__globals__", {})
             try:
                 value = function(*args, **kwargs)
             except BaseException as error:
@@ -386,11 +389,24 @@ class Executor:
                 return self._trouble(task, _kind(task, error, "unencodable"), error)
         finally:
             # Argument objects die here, so that their segments go back with the answer.
+            task.globals = {}
             function = args = kwargs = value = None  # type: ignore[assignment]
             task.shares = []
 
     def _trouble(self, task: Task, kind: str, error: BaseException) -> messages.Trouble:
         return describe(self._process, kind, error)
+
+    def from_main(self, name: str) -> Any:
+        """What the director's `__main__` calls `name`, as far as a running task brought it along.
+
+        For code that pickles by reference in a task (multiprocessing with fork): a function of the script
+        is not in this process's `__main__`.
+        """
+        current = context.current_task()
+        for task in (current, *list(self.tasks.values())):
+            if task is not None and name in task.globals:
+                return task.globals[name]
+        raise AttributeError(f"module '__main__' has no attribute {name!r}")
 
     def close(self) -> None:
         """Let idle runners end; tasks that run go on until they end."""

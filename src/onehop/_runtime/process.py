@@ -13,10 +13,11 @@ from __future__ import annotations
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onehop import errors
@@ -141,12 +142,15 @@ class Process:
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._errand_thread: threading.Thread | None = None
         self._ticking = False
+        self.path_told = list(sys.path)
         self._boards: dict[int, int] = {}  # rank: where its arena shows what it runs
         self._unshared: deque[tuple[int, Outgoing]] = deque()
         self.at_close: Callable[[], object] | None = None
         self.ledger: Any = None
         self._stopped: dict[int, OutgoingCall] = {}  # given up here, and not yet answered
         self.closed = False
+        self.refusing = False
+        """Shut down: calls under way finish, no new one is taken."""
         self._handlers: dict[type, Callable[[int, Link, Any], None]] = {
             messages.Call: self._on_call,
             messages.Result: self._on_result,
@@ -159,6 +163,7 @@ class Process:
             messages.Members: self._on_members,
             messages.LedgerPull: self._on_ledger_pull,
             messages.Unshare: self._on_unshare,
+            messages.Path: self._on_path,
         }
 
     # --- sending ----------------------------------------------------------------------------------
@@ -189,16 +194,21 @@ class Process:
             link = self._open(rank)
             if link is None:
                 return False
-        start_ns = time.monotonic_ns()
         control = messages.encode(message)
+        now = time.monotonic_ns()
+        # Before it is sent: whoever has the message may ask for the book at once.
+        self.book.note(
+            kind, cause, parent, self.rank, rank, link.medium, "moved", 1, len(control), now, now,
+            label, "",
+        )  # fmt: skip
         try:
             link.send(self.rank, rank, control, b"", fds)
         except errors.LinkClosed:
+            self.book.note(
+                kind, cause, parent, self.rank, rank, link.medium, "moved", -1, -len(control), now,
+                now, label, "not sent: the link had ended",
+            )  # fmt: skip
             return False
-        self.book.note(
-            kind, cause, parent, self.rank, rank, link.medium, "moved", 1, len(control), start_ns,
-            time.monotonic_ns(), label, "",
-        )  # fmt: skip
         return True
 
     def _post_later(
@@ -260,6 +270,8 @@ class Process:
         encoded already stays the caller's to close. `on_entry` gets the call before it can be answered.
         """
         self.check_usable()
+        if self.rank == 1 and sys.path != self.path_told:
+            self.tell_path()
         packed: str | Outgoing | None = encoded_function
         if packed is None:
             packed = function_reference(function)
@@ -287,14 +299,24 @@ class Process:
                 on_entry(entry)
             if timeout_s is not None:
                 entry.timer = self.loop.after(timeout_s, lambda: self._on_timeout(entry, timeout_s))
-        if arguments is not None and arguments.parts and self._await_parts(entry, target):
-            return entry
-        self._dispatch(entry, target)
+        dispatch = self._dispatch
+        if not self._when_known((packed, arguments), lambda: dispatch(entry, target)):
+            dispatch(entry, target)
         return entry
 
-    def _await_parts(self, entry: OutgoingCall, target: int) -> bool:
-        assert entry.arguments is not None
-        waiting = entry.arguments.waiting
+    def tell_path(self) -> None:
+        """Have workers look for modules where this program does, from the next call on."""
+        self.path_told = list(sys.path)
+        for rank in [rank for rank in list(self._links) if rank != self.rank]:
+            self.post(rank, messages.Path(tuple(self.path_told)), connect=False)
+
+    def _on_path(self, source: int, _link: Link, path: messages.Path) -> None:
+        if source == 1:
+            sys.path[:] = path.path
+
+    def _when_known(self, values: Iterable[object], action: Callable[[], None]) -> bool:
+        """Have `action` run once every part of these values is known; False if they are already."""
+        waiting = [part for v in values if type(v) is Outgoing for part in v.waiting]
         if not waiting:
             return False
         remaining = [len(waiting)]
@@ -306,11 +328,13 @@ class Process:
                 last = not remaining[0]
             if last:
                 # The thread that makes a value known may be reading: sending must not wait there.
-                self.errand(lambda: self._dispatch(entry, target))
+                self.errand(action)
 
         for part in waiting:
-            assert part.waits_for is not None
-            part.waits_for(known)
+            # Taken out, or the part and what waits for it would keep each other alive.
+            register, part.waits_for = part.waits_for, None
+            assert register is not None
+            register(known)
         return True
 
     def _dispatch(self, entry: OutgoingCall, target: int) -> None:
@@ -450,7 +474,7 @@ class Process:
                 started = begun is None or entry.serial in begun
                 at_item = 0 if begun is None else begun.get(entry.serial, 0)
                 self._lose_call(entry, rank, reason, started, at_item)
-        self.attachments.drop_arena(rank)
+        self.transfers.forget_owner(rank)
         self.pump()
 
     def _begun_on(self, rank: int) -> dict[int, int] | None:
@@ -520,7 +544,7 @@ class Process:
                 "and the cluster stayed there. Make a cluster of its own here, or send calls from the "
                 "parent."
             )
-        if self.closed:
+        if self.closed or self.refusing:
             raise errors.ClusterClosed("this cluster was closed; make a new one")
 
     def errand(self, action: Callable[[], None]) -> None:
@@ -672,8 +696,9 @@ class Process:
             self._settle()
             return
         assert isinstance(outcome, Outgoing)
-        if outcome.parts and outcome.waiting:
-            self._answer_when_known(task, outcome, run_ns)
+        if outcome.parts and self._when_known(
+            (outcome,), lambda: self.answer(task, outcome, run_ns)
+        ):
             return
         try:
             parcel = outcome.complete()
@@ -715,25 +740,7 @@ class Process:
                 cause=task.id, parent=task.call.parent, connect=False,
             )  # fmt: skip
 
-    def _answer_when_known(self, task: Task, outcome: Outgoing, run_ns: int) -> None:
-        waiting = outcome.waiting
-        remaining = [len(waiting)]
-        lock = threading.Lock()
-
-        def known() -> None:
-            with lock:
-                remaining[0] -= 1
-                last = not remaining[0]
-            if last:
-                self.errand(lambda: self.answer(task, outcome, run_ns))
-
-        for part in waiting:
-            assert part.waits_for is not None
-            part.waits_for(known)
-
     def _report(self, task: Task, trouble: messages.Trouble) -> None:
-        import sys
-
         sys.stderr.write(f"{task.label} was cast, so nobody gets its error:\n{trouble.traceback}")
         sys.stderr.flush()
 

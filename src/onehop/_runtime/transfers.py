@@ -202,6 +202,7 @@ class Transfers:
         self._dropped: deque[list[WireRef]] = deque()
         self._let_go: deque[tuple[list[Any], list[SegmentRef]]] = deque()
         self._debts: dict[int, list[tuple[int, int]]] = {}  # owner: returns not yet sent
+        self._dead_owners: set[int] = set()
         self._introduced: dict[int, dict[tuple[int, int], None]] = {}
         self._arenas_sent: set[tuple[int, int]] = set()
         self._seen_bodies: dict[bytes, None] = {}
@@ -630,6 +631,8 @@ class Transfers:
         for serial, count in back.pop(self._rank, ()):
             self.store.returned(SegmentRef(self._rank, serial, 0, 0), self._rank, count)
         self._owed(back)
+        if self._dead_owners:
+            self._drop_dead_arenas()
         if not send:
             return ()
         with self._lock:
@@ -656,6 +659,18 @@ class Transfers:
         """Somebody who holds our segments mentions them to a third process."""
         for wire in message.segments:
             self.store.lend(SegmentRef(*wire), message.to)
+
+    def forget_owner(self, rank: int) -> None:
+        """That process is dead, so nobody changes its arena any more: keep it while values lie there."""
+        self._dead_owners.add(rank)
+        self._drop_dead_arenas()
+
+    def _drop_dead_arenas(self) -> None:
+        with self._lock:
+            needed = {owner for owner, _ in self._held}
+        for rank in self._dead_owners - needed:
+            self._dead_owners.discard(rank)
+            self.attachments.drop_arena(rank)
 
     def forget_peer(self, rank: int) -> None:
         """That process is proven gone: nothing of ours can be read there any more."""
