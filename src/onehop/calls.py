@@ -187,7 +187,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
 
     def _wait(self, timeout: float | None) -> None:
         if self._state not in _OVER:
-            self._process.check_usable()
+            self._process.check_not_forked()
             if not self._process.wait(self._over, timeout):
                 raise TimeoutError(f"call {self._id} has no answer after {timeout} s; it goes on")
 

@@ -680,7 +680,7 @@ def _close(director: Director) -> None:
         warnings.warn(
             f"a onehop cluster ended with {pending} call(s) pending, which are cancelled; use "
             "`with onehop.Cluster(…)` or `cluster.shutdown()` to wait for them",
-            ResourceWarning,
+            RuntimeWarning,
             stacklevel=2,
         )
     director.close(grace_s=0.2)

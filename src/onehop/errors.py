@@ -115,6 +115,7 @@ class RemoteError(OnehopError):
         return (
             type(self),
             (str(self), self.rank, self.host, self.type_name, self.remote_traceback),
+            {"__notes__": list(getattr(self, "__notes__", []))},
         )
 
 
@@ -170,11 +171,13 @@ def rebuild_remote(
                 "__module__": base.__module__,
                 "__qualname__": f"Remote{base.__qualname__}",
                 "__str__": base.__str__,
+                "__init__": _begin_empty,
                 "__reduce__": _reduce_remote,
                 "_original": original,
             }
-            cls = type(f"Remote{base.__name__}", (RemoteError, base), namespace)
-            mixed = cls.__new__(cls, *original.args)
+            # Called, and not made by `cls.__new__`, which some types (MemoryError) refuse to subclasses.
+            cls = type(f"Remote{base.__name__}", (base, RemoteError), namespace)
+            mixed = cls(*original.args)
             base.__init__(mixed, *original.args)
             mixed.args = original.args
             mixed.__dict__.update(original.__dict__)
@@ -186,6 +189,10 @@ def rebuild_remote(
     mixed.remote_traceback = remote_traceback
     note_remote(mixed)
     return mixed
+
+
+def _begin_empty(self: Any, *_args: Any) -> None:
+    """Leave everything to `rebuild_remote`, which knows what the original held."""
 
 
 def _reduce_remote(self: Any) -> tuple[Any, ...]:

@@ -155,8 +155,11 @@ class MapRun:
                 items.extend(itertools.islice(self._items, size))
             else:
                 # The next item may overwrite this one's memory, so each is encoded before the next is pulled.
-                for item in itertools.islice(self._items, size):
-                    items.append(item if _is_plain(item) else Taken(item, self.process.transfers))
+                transfers = self.process.transfers
+                items.extend(
+                    item if _is_plain(item) else Taken(item, transfers)
+                    for item in itertools.islice(self._items, size)
+                )
         except Exception as error:
             self.source_error = error
             self._exhausted = True

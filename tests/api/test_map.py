@@ -221,6 +221,7 @@ def test_batches(cluster: Any, batch_size: int) -> None:
 
 
 def test_unordered(cluster: Any) -> None:
+    cluster.everywhere(abs, 1)  # both are there: one alone would have to begin with the slow item
     got = list(cluster.map_unordered(uneven, range(40), batch_size=1))
     assert sorted(got) == list(range(40))
     assert got[0] != 0, "the slow first item held the others up"

@@ -141,8 +141,10 @@ def equal(a: Any, b: Any) -> None:
     elif isinstance(a, np.ndarray):
         assert a.dtype == b.dtype
         assert a.shape == b.shape
-        assert a.flags.c_contiguous == b.flags.c_contiguous or 1 in a.shape
-        assert a.flags.f_contiguous == b.flags.f_contiguous or 1 in a.shape
+        # of a view that skips elements only the elements travel
+        if (a.flags.c_contiguous or a.flags.f_contiguous) and 1 not in a.shape:
+            assert a.flags.c_contiguous == b.flags.c_contiguous
+            assert a.flags.f_contiguous == b.flags.f_contiguous
         if a.dtype.hasobject:
             for x, y in zip(a.flat, b.flat, strict=True):
                 equal(x, y)
@@ -167,6 +169,7 @@ def equal(a: Any, b: Any) -> None:
         assert a == b
 
 
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
 @pytest.mark.parametrize("name", NUMPY)
 def test_numpy(cluster: Any, name: str) -> None:
     original = NUMPY[name]()

@@ -21,8 +21,8 @@ from onehop._memory.sealed import Sealed, SegmentTable
 _COUNT, _BYTES = 1 << 16, 64 << 20
 """At most so much is remembered, the latest used."""
 
-UNUSED_NS = 800_000_000
-"""Forgotten after this time without use: writing them again costs microseconds."""
+UNUSED_NS = 30_000_000_000
+"""Forgotten after this time without use: a loop whose tasks take long still finds the header of its model."""
 
 
 class LooseRecord:

@@ -42,6 +42,9 @@ class Parcel(msgspec.Struct, array_like=True, frozen=True, gc=False):
     """(segment index, offset, length) of the body, when it is not inline."""
     parts: tuple[Parcel, ...] = ()
     """Values of futures and shared handles that the pickle stream names by number."""
+    edits: tuple[tuple[int, int, bytes], ...] = ()
+    """(segment index, offset, bytes): what is to be written over the receiver's own copy of the body or of
+    the small buffers, where they differ a little from what was sent before."""
     share: int = 0
     """Not 0: the object is built once per process and kept under (owner of the share, this number)."""
     share_owner: int = 0

@@ -419,6 +419,8 @@ def _kind(task: Task, error: BaseException, kind: str) -> str:
         return "interrupted"
     if isinstance(error, errors.NestingLimitError):
         return "nesting"
+    if isinstance(error, errors.OnehopError):
+        return "raised"  # it says itself what is wrong: a memory limit, a lost value
     return kind
 
 

@@ -538,14 +538,18 @@ class Process:
 
     def check_usable(self) -> None:
         """Raise if the cluster cannot take a call from here."""
+        self.check_not_forked()
+        if self.closed or self.refusing:
+            raise errors.ClusterClosed("this cluster was closed; make a new one")
+
+    def check_not_forked(self) -> None:
+        """Raise in a forked child of the process."""
         if self.pid != os.getpid():
             raise errors.ForkedError(
                 f"this process (pid {os.getpid()}) was forked from rank {self.rank} (pid {self.pid}), "
                 "and the cluster stayed there. Make a cluster of its own here, or send calls from the "
                 "parent."
             )
-        if self.closed or self.refusing:
-            raise errors.ClusterClosed("this cluster was closed; make a new one")
 
     def errand(self, action: Callable[[], None]) -> None:
         """Run `action` soon in a thread that may block."""

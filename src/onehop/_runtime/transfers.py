@@ -32,6 +32,7 @@ from onehop._memory.blobs import BlobStore
 from onehop._memory.mapping import Attachments
 from onehop._protocol import messages
 from onehop._protocol.messages import Parcel, WireRef
+from onehop._runtime.edits import Bases
 from onehop.ledger.book import Book
 
 SMALL_BYTES = 4096
@@ -140,7 +141,9 @@ class Outgoing:
                 raise errors.ProtocolError("a parcel was completed before its parts were known")
             known.append(part.parcel)
         p = self.parcel
-        return Parcel(p.segments, p.used, p.body, p.where, tuple(known), p.share, p.share_owner)
+        return Parcel(
+            p.segments, p.used, p.body, p.where, tuple(known), p.edits, p.share, p.share_owner
+        )
 
     def close(self) -> None:
         """Let go of the segments; what was mentioned stays lent to its receivers."""
@@ -206,6 +209,7 @@ class Transfers:
         self._introduced: dict[int, dict[tuple[int, int], None]] = {}
         self._arenas_sent: set[tuple[int, int]] = set()
         self._seen_bodies: dict[bytes, None] = {}
+        self._bases = Bases()
         self._shared: dict[tuple[int, int], _Shared] = {}
         self._unshared: set[tuple[int, int]] = set()
         self._share_numbers = itertools.count(1)
@@ -279,8 +283,11 @@ class Transfers:
             used[index] += length
             located.append((buffer, (index, offset)))
 
+        edits: list[tuple[int, int, bytes]] = []
+
         def place_loose(data: bytes) -> tuple[int, int]:
-            placement = self.store.place((), (data,))
+            base, changes = self._bases.nearest(data)
+            placement = self.store.place((), (base,))
             self._take(out, placement)
             ref, offset, length = placement.locations[0]
             index = segments.get(ref)
@@ -288,6 +295,7 @@ class Transfers:
                 index = segments[ref] = len(segments)
                 used.append(0)
             used[index] += length
+            edits.extend((index, offset + at, new) for at, new in changes)
             return index, offset
 
         small = [number for number, (_, place) in enumerate(located) if place is None]
@@ -303,7 +311,7 @@ class Transfers:
         if not self._inline(body):
             where = (*place_loose(body), len(body))
             body = b""
-        out.parcel = Parcel(tuple(segments), tuple(used), body, where)
+        out.parcel = Parcel(tuple(segments), tuple(used), body, where, (), tuple(edits))
         return out
 
     def _take(self, out: Outgoing, placement: Any) -> None:
@@ -335,7 +343,7 @@ class Transfers:
         """Name the encoded value as one object that each process builds once."""
         p = outgoing.complete()
         number = next(self._share_numbers)
-        return Parcel(p.segments, p.used, p.body, p.where, p.parts, number, self._rank)
+        return Parcel(p.segments, p.used, p.body, p.where, p.parts, p.edits, number, self._rank)
 
     # --- mentioning -------------------------------------------------------------------------------
 
@@ -527,6 +535,9 @@ class Transfers:
                     keep_views.append(view)
             return view
 
+        for index, offset, new in parcel.edits:
+            # The mapping is private to this decode: nobody else sees the edit.
+            view_of(index)[offset : offset + len(new)] = new
         body: memoryview
         if parcel.where is None:
             # A copy, since the receiver may write to the small buffers packed into it.
@@ -567,7 +578,14 @@ class Transfers:
                     self._shared[key] = entry
         with entry.lock:
             if not entry.built:
-                bare = Parcel(parcel.segments, parcel.used, parcel.body, parcel.where, parcel.parts)
+                bare = Parcel(
+                    parcel.segments,
+                    parcel.used,
+                    parcel.body,
+                    parcel.where,
+                    parcel.parts,
+                    parcel.edits,
+                )
                 entry.value = self._decode(bare, received, None, entry.views)
                 entry.received = received
                 entry.built = True
