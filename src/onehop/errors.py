@@ -178,7 +178,9 @@ def rebuild_remote(
             # Called, and not made by `cls.__new__`, which some types (MemoryError) refuse to subclasses.
             cls = type(f"Remote{base.__name__}", (base, RemoteError), namespace)
             mixed = cls(*original.args)
-            base.__init__(mixed, *original.args)
+            # What a type of C keeps besides its arguments; Python's own types keep all in their dict.
+            builtin = next(kind for kind in base.__mro__ if kind.__module__ == "builtins")
+            builtin.__init__(mixed, *original.args)
             mixed.args = original.args
             mixed.__dict__.update(original.__dict__)
             mixed.rank, mixed.host, mixed.type_name = rank, host, type_name

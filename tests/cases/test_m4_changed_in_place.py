@@ -228,7 +228,7 @@ def test_freed_and_made_again_at_the_same_place(cluster: Any) -> None:
 
 
 def test_zeros_again_after_the_pages_were_given_back(cluster: Any) -> None:
-    buffer = mmap.mmap(-1, 4 << 20)
+    buffer = mmap.mmap(-1, 4 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     array = np.frombuffer(buffer, dtype=np.float64)
     array[:] = 1.0
     same(cluster, array)
