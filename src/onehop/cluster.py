@@ -24,7 +24,7 @@ from onehop._runtime.director import Director
 from onehop._runtime.transfers import HERE, MEMBER, Part, Transfers
 from onehop.calls import Ask, Future, Taken
 from onehop.limits import cores, threads_per_worker
-from onehop.options import Options
+from onehop.options import PLAIN
 from onehop.sharing import Shared
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Worker:
         process = cluster._process
         ask = Ask()
         options = cluster._options
-        if options.plain:
+        if options is PLAIN:
             entry = process.call(self.rank, function, args, kwargs, ask)
         else:
             entry = process.call(
@@ -227,7 +227,7 @@ class Cluster(concurrent.futures.Executor):
         self._director: Director | None = director
         self._process: Process = director.process
         self._process.ledger = director.ledger
-        self._options = Options()
+        self._options = PLAIN
         self._adopt()
         self._finalizer = weakref.finalize(self, _close, director)
         self._finalizer.atexit = False
@@ -246,7 +246,7 @@ class Cluster(concurrent.futures.Executor):
         self = cls.__new__(cls)
         self._director = director
         self._process = process
-        self._options = Options()
+        self._options = PLAIN
         if SPECIAL is not process.transfers.special:
             self._adopt()
         return self

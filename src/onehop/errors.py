@@ -180,7 +180,7 @@ def rebuild_remote(
             mixed = cls(*original.args)
             # What a type of C keeps besides its arguments; Python's own types keep all in their dict.
             builtin = next(kind for kind in base.__mro__ if kind.__module__ == "builtins")
-            builtin.__init__(mixed, *original.args)
+            builtin.__init__(mixed, *original.args)  # type: ignore[misc]
             mixed.args = original.args
             mixed.__dict__.update(original.__dict__)
             mixed.rank, mixed.host, mixed.type_name = rank, host, type_name

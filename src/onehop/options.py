@@ -26,11 +26,6 @@ class Options(NamedTuple):
         """As they travel with a call."""
         return URGENT if self.urgent else 0
 
-    @property
-    def plain(self) -> bool:
-        """Nothing is set."""
-        return self == _PLAIN
-
     def merged(self, **given: Any) -> Options:
         """These options with what is given and not None; checks the values."""
         known = {name: value for name, value in given.items() if value is not None}
@@ -52,4 +47,5 @@ class Options(NamedTuple):
         return self._replace(**known)
 
 
-_PLAIN = Options()
+PLAIN = Options()
+"""Nothing is set."""

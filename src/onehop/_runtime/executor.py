@@ -29,7 +29,6 @@ from onehop import errors
 from onehop._codec import functions, pickling
 from onehop._protocol import messages
 from onehop._runtime import context
-from onehop._runtime.loop import Waiter
 
 if TYPE_CHECKING:
     from onehop._runtime.process import Process
@@ -110,6 +109,7 @@ class Executor:
         self.inline = False
         """Whether waiting threads run the tasks (a cluster without workers)."""
         self._main_task: Task | None = None
+        self._main_ident = threading.main_thread().ident
         self._closing = False
         self._threads = itertools.count(1)
 
@@ -153,7 +153,7 @@ class Executor:
             and task.thread == threading.main_thread().ident
         ):
             return  # a task that runs inside the user's own program, which Ctrl-C stops by itself
-        if task.thread == threading.main_thread().ident:
+        if task.thread == self._main_ident:
             # A signal also ends what sleeps in a system call. The handler looks again whether this
             # task still runs.
             if self._main_task is task:
@@ -201,7 +201,7 @@ class Executor:
 
     def serve(self, idle_s: float | None, *, counted: bool = False) -> None:
         """Run tasks in the calling thread until closed, or until idle for `idle_s`."""
-        waiter = Waiter(self._can_start)
+        can_start = self._can_start
         loop = self._process.loop
         if not counted:
             with self._lock:
@@ -217,7 +217,7 @@ class Executor:
                         self._idle -= 1
                         idle = False
                 if task is None:
-                    if not loop.wait(waiter, idle_s):
+                    if not loop.wait(can_start, idle_s):
                         return
                     continue
                 try:
@@ -243,7 +243,7 @@ class Executor:
                     task = heapq.heappop(self._ready)[2]
             if task is not None:
                 self._run(task)
-            elif not loop.wait(Waiter(lambda: ready() or bool(self._ready)), timeout_s):
+            elif not loop.wait(lambda: ready() or bool(self._ready), timeout_s):
                 return False
         return True
 
@@ -309,9 +309,9 @@ class Executor:
 
     def _run(self, task: Task) -> None:
         process = self._process
-        main = threading.get_ident() == threading.main_thread().ident
         outer = context.current_task()
         task.thread = threading.get_ident()
+        main = task.thread == self._main_ident
         with self._lock:
             if task.cancelled:
                 return

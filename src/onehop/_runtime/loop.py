@@ -143,35 +143,46 @@ class Loop:
         """Whether the calling thread has the reading role, so that it must not block."""
         return self._reader == threading.get_ident()
 
-    def wait(self, waiter: Waiter, timeout_s: float | None = None) -> bool:
-        """Block the calling thread until `waiter.ready()`, reading if nobody else does.
+    def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        """Block the calling thread until `ready()`, reading if nobody else does.
 
         Returns False when `timeout_s` passed first. A handler that waits (it should not) reads on the
         spot, since nobody else can.
         """
-        ready = waiter.ready
+        if ready():
+            return True
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        if self._reader == threading.get_ident():
+        me = threading.get_ident()
+        if self._reader == me:
             return self._read_until(ready, deadline)
-        while not ready():
+        waiter: Waiter | None = None
+        while True:
+            if self._role.acquire(blocking=False):
+                self._reader = me
+                try:
+                    if self._read_until(ready, deadline):
+                        return True
+                finally:
+                    self._leave_role()
+            else:
+                if waiter is None:
+                    waiter = Waiter(ready)
+                if self._wait_for_role(waiter, deadline):
+                    try:
+                        if self._read_until(ready, deadline):
+                            return True
+                    finally:
+                        self._leave_role()
+            if ready():
+                return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             if self._closed:
-                # No one reads any more: whoever completes things rings or sets state directly.
-                waiter.bell.acquire(timeout=0.01)
-                continue
-            if self._take_role(waiter, deadline):
-                try:
-                    if not self._read_until(ready, deadline):
-                        return False
-                finally:
-                    self._leave_role()
-        return True
+                # No one reads any more: whoever completes things sets state directly.
+                time.sleep(0.005)
 
-    def _take_role(self, waiter: Waiter, deadline: float | None) -> bool:
-        if self._role.acquire(blocking=False):
-            self._reader = threading.get_ident()
-            return True
+    def _wait_for_role(self, waiter: Waiter, deadline: float | None) -> bool:
+        """Sleep until the role is ours (true), or something happened (false)."""
         if self._standby_reads:
             self._asked_aside += 1
             try:

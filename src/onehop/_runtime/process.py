@@ -31,7 +31,7 @@ from onehop._protocol import calltable, messages, scheduling
 from onehop._runtime import board, context
 from onehop._runtime.answers import Answer
 from onehop._runtime.executor import Executor, Task, flush_output
-from onehop._runtime.loop import Loop, Waiter
+from onehop._runtime.loop import Loop
 from onehop._runtime.peers import Peers
 from onehop._runtime.transfers import Outgoing, Transfers
 from onehop.ledger.book import Book
@@ -278,8 +278,8 @@ class Process:
         if packed is None:
             packed = self.transfers.encode(function)
         arguments = encoded_arguments
-        if arguments is None and (args or kwargs):
-            arguments = self.transfers.encode((args, kwargs))
+        if arguments is None:
+            arguments = self.transfers.encode_arguments(args, kwargs)
         entry = OutgoingCall(self.calls.next_serial(), packed, arguments)
         entry.lent = encoded_function is not None, encoded_arguments is not None
         entry.sink = sink
@@ -299,9 +299,13 @@ class Process:
                 on_entry(entry)
             if timeout_s is not None:
                 entry.timer = self.loop.after(timeout_s, lambda: self._on_timeout(entry, timeout_s))
-        dispatch = self._dispatch
-        if not self._when_known((packed, arguments), lambda: dispatch(entry, target)):
-            dispatch(entry, target)
+        parts = (arguments is not None and arguments.parts) or (
+            type(packed) is Outgoing and packed.parts
+        )
+        if not parts or not self._when_known(
+            (packed, arguments), lambda: self._dispatch(entry, target)
+        ):
+            self._dispatch(entry, target)
         return entry
 
     def tell_path(self) -> None:
@@ -340,10 +344,10 @@ class Process:
     def _dispatch(self, entry: OutgoingCall, target: int) -> None:
         if entry.state == calltable.ENDED:
             return
-        calltable.advance(entry, "known")
         if target:
             self._send_call(entry, target)
             return
+        calltable.advance(entry, "known")
         entry.scheduled = True
         entry.flags |= messages.CREDITED
         with self._schedule_lock:
@@ -387,11 +391,11 @@ class Process:
             self._credit(entry, target, 0)
             self._end(entry, Answer(error=error))
             return
-        if type(function) is Outgoing:
+        if type(function) is Outgoing and not function.bare:
             self.transfers.mention(
                 function.complete(), target, "call", cause, entry.parent, entry.label, function
             )
-        if packed is not None:
+        if packed is not None and not arguments.bare:  # type: ignore[union-attr]
             self.transfers.mention(
                 packed, target, "call", cause, entry.parent, entry.label, arguments
             )
@@ -426,7 +430,8 @@ class Process:
         entry.close()
         if entry.sink is not None:
             entry.sink.finish(answer)
-            self.loop.wake()  # for a waiter, if this is not the reading thread
+            if not self.loop.handling:
+                self.loop.wake()  # for a waiter: this is not the reading thread
 
     def fail_unsent(self, entry: OutgoingCall, error: BaseException) -> None:
         """End a call that waited for a worker."""
@@ -517,22 +522,22 @@ class Process:
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Block until `ready()`; a task gives up its slot meanwhile. False after `timeout_s`."""
-        if ready():
-            return True
         if self.executor.inline:
             return self.executor.run_here(ready, timeout_s)
         task = context.current_task()
         if task is None:
             try:
-                return self.loop.wait(Waiter(ready), timeout_s)
+                return self.loop.wait(ready, timeout_s)
             except KeyboardInterrupt:
                 # The terminal's Ctrl-C reaches this program only: stop what it has started elsewhere.
                 self.stop_all_calls()
                 raise
+        if ready():
+            return True
         executor = task.process.executor
         executor.park(task)
         try:
-            return self.loop.wait(Waiter(ready), timeout_s)
+            return self.loop.wait(ready, timeout_s)
         finally:
             executor.unpark(task)
 
@@ -623,10 +628,12 @@ class Process:
             else:
                 self._send_call(entry, target)
             return
-        self._credit(entry, source, answer.run_ns)
-        self._end(entry, answer)
-        if self.scheduler:
+        if entry.scheduled:
+            self._credit(entry, source, answer.run_ns)
+            self._end(entry, answer)
             self.pump()
+        else:
+            self._end(entry, answer)
 
     def _on_cancel(self, source: int, _link: Link, cancel: messages.Cancel) -> None:
         self.executor.cancel((source, cancel.serial), cancel.interrupt)

@@ -21,6 +21,7 @@ import itertools
 import struct
 import threading
 import time
+from _pickle import dumps, loads
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
@@ -44,6 +45,11 @@ _HEAD = struct.Struct("<IQ")
 _ENTRY = struct.Struct("<IQQ")
 _PACKED = 0xFFFFFFFF
 _ALIGN = 64
+_BARE = bytes(12)
+"""What a body begins with that is nothing but a stream: no buffers, no parts; its length is not needed."""
+_LONGEST_STREAM = INLINE_BYTES - len(_BARE)
+_ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
+"""Types that pickle takes whole: no need to look for buffers or functions in them."""
 
 _Tally = dict[tuple[int, bool], list[int]]
 """(owner, known there before): [segments, bytes]"""
@@ -125,6 +131,11 @@ class Outgoing:
         self._transfers: Transfers | None = None
 
     @property
+    def bare(self) -> bool:
+        """Nothing but a short stream: no segment to lend, nothing for the books beyond its message."""
+        return self._transfers is None and not self.parts
+
+    @property
     def waiting(self) -> list[Part]:
         """Parts that are not known yet."""
         return [part for part in self.parts if part.parcel is None]
@@ -152,22 +163,32 @@ class Outgoing:
             transfers._let_go.append((self._placements, self.pinned))
         self.parts = []
 
-    __del__ = close
+    def __del__(self) -> None:
+        if self._transfers is not None:
+            self.close()
 
 
 class Received:
-    """A parcel that arrived; its segments stay held until it is dropped."""
+    """A parcel that arrived."""
 
-    __slots__ = ("_refs", "_transfers", "parcel")
+    __slots__ = ("parcel",)
+
+    def __init__(self, parcel: Parcel) -> None:
+        self.parcel = parcel
+
+
+class Holding(Received):
+    """A parcel whose segments stay held until it is dropped."""
+
+    __slots__ = ("_refs", "_transfers")
 
     def __init__(self, parcel: Parcel, refs: list[WireRef], transfers: Transfers) -> None:
-        self.parcel = parcel
+        super().__init__(parcel)
         self._refs = refs
         self._transfers = transfers
 
     def __del__(self) -> None:
-        if self._refs:
-            self._transfers._dropped.append(self._refs)
+        self._transfers._dropped.append(self._refs)
 
 
 class _Shared:
@@ -239,6 +260,20 @@ class Transfers:
             return Outgoing(Parcel(body=_HEAD.pack(0, len(stream)) + stream))
         return self._encode_large(encoded, kept)
 
+    def encode_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing | None:
+        """Encode what a function is called with; None if that is nothing."""
+        if not kwargs:
+            if not args:
+                return None
+            for value in args:
+                if type(value) not in _ATOMS:
+                    break
+            else:
+                stream = dumps((args, kwargs), 5)
+                if len(stream) <= _LONGEST_STREAM:
+                    return Outgoing(Parcel((), (), _BARE + stream))
+        return self.encode((args, kwargs))
+
     def encode_inline(self, value: object) -> bytes:
         """Encode `value` as one string of bytes, for what must arrive without any segment.
 
@@ -254,7 +289,7 @@ class Transfers:
 
     def decode_inline(self, body: bytes) -> Any:
         """Build what `encode_inline` encoded."""
-        return self._decode(Parcel(body=body), Received(Parcel(), [], self), None, None)
+        return self._decode(Parcel(body=body), Received(Parcel()), None, None)
 
     def _encode_large(self, encoded: pickling.Encoded, kept: bool) -> Outgoing:
         out = Outgoing(Parcel())
@@ -467,7 +502,7 @@ class Transfers:
     def receive(self, parcel: Parcel) -> Received:
         """Take the mentions of a parcel that arrived; call it before anything that came later."""
         if not parcel.segments and not parcel.parts:
-            return Received(parcel, [], self)
+            return Received(parcel)
         refs: list[WireRef] = []
         _collect(parcel, refs)
         with self._lock:
@@ -477,7 +512,7 @@ class Transfers:
             if wire[0] == self._rank:
                 self.store.lend(SegmentRef(*wire), self._rank)
         self._post.expect_settling()
-        return Received(parcel, refs, self)
+        return Holding(parcel, refs, self)
 
     def keep_here(self, outgoing: Outgoing) -> Received:
         """Turn an encoded value into a received one of this very process."""
@@ -488,7 +523,7 @@ class Transfers:
         with self._lock:
             for wire in refs:
                 self._hold(wire, mentions=1)
-        return Received(parcel, refs, self)
+        return Holding(parcel, refs, self)
 
     def _hold(self, ref: WireRef | SegmentRef, mentions: int) -> None:
         entry = self._held.get((ref[0], ref[1]))
@@ -515,8 +550,8 @@ class Transfers:
     ) -> Any:
         if parcel.share:
             return self._decode_named(parcel, received, shares)
-        if parcel.where is None and parcel.body[:4] == b"\0\0\0\0" and not parcel.parts:
-            return pickling.decode(memoryview(parcel.body)[_HEAD.size :], ())
+        if parcel.body[: len(_BARE)] == _BARE:
+            return loads(memoryview(parcel.body)[len(_BARE) :])
         views: dict[int, memoryview] = {}
 
         def view_of(index: int) -> memoryview:
