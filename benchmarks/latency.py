@@ -9,36 +9,37 @@ import cloudpickle
 
 import onehop
 from benchmarks import peers, raw
-from benchmarks.measure import Report, median_s
+from benchmarks.measure import Report, median_s, medians_in_turns_s
 from benchmarks.workloads import nothing
 
 
 def main() -> None:
     report = Report("worker.call of a trivial function")
-    trip = report.time("raw blocking round trip of 100 bytes", raw.round_trip_s())
     trivial = lambda: None  # noqa: E731
-    pickled = report.time(
-        "cloudpickle dumps + loads of a lambda",
-        median_s(lambda: pickle.loads(cloudpickle.dumps(trivial)), 500, 50),
-    )
+    echo = raw.Echo()  # before the cluster: it forks
     with onehop.Cluster(2) as cluster:
         worker = cluster[2]
-        call = report.time("importable function", median_s(lambda: worker.call(nothing), 3000, 300))
-        local = report.time("lambda", median_s(lambda: worker.call(trivial), 2000, 200))
-        nested = report.time(
-            "a worker calls a worker",
-            worker.call(_nested_s, 3),
+        found = medians_in_turns_s(
+            {
+                "raw blocking round trip of 100 bytes": echo.round_trip,
+                "importable function": lambda: worker.call(nothing),
+                "lambda": lambda: worker.call(trivial),
+                "cloudpickle dumps + loads of the lambda": lambda: pickle.loads(
+                    cloudpickle.dumps(trivial)
+                ),
+            }
         )
+        for name, value in found.items():
+            report.time(name, value)
+        trip, call, local, pickled = found.values()
+        nested = report.time("a worker calls a worker", worker.call(_nested_s, 3))
         report.figure("importable function", call / trip, "round trips", 4.0, "4 × raw")
-        report.figure(
-            "lambda", local * 1e6, "µs", (4.0 * trip + pickled) * 1e6, "4 × raw + its pickling"
-        )
+        limit = 4.0 * trip + pickled
+        report.figure("lambda", local * 1e6, "µs", limit * 1e6, "4 × raw + its pickling")
         report.say(f"  nested: {nested / trip:.2f} round trips")
-        record = _recording_s(cluster)
-        if record is not None:
-            report.figure("recording", record / call * 100, "% of a call", 2.0, "2 % of a call")
-    again = raw.round_trip_s()
-    report.say(f"  raw round trip at the end of the run: {again * 1e6:.3g} µs")
+        share = _recording_s(cluster) / call * 100
+        report.figure("recording", share, "% of a call", 2.0, "2 % of a call")
+    echo.close()
     if report.peers:
         for name, peer in peers.each(peers.EVERY, report.say):
             report.time(name, median_s(partial(peer.call, nothing), 60, 20))
@@ -50,7 +51,7 @@ def _nested_s(rank: int) -> float:
     return median_s(lambda: target.call(nothing), 1500, 200)
 
 
-def _recording_s(cluster: onehop.Cluster) -> float | None:
+def _recording_s(cluster: onehop.Cluster) -> float:
     """Time of the records that one call makes: those seen per call, times the time of one."""
     from onehop.ledger import Book
 

@@ -37,6 +37,25 @@ def median_s(action: Callable[[], object], repeats: int = 15, warm_up: int = 1) 
         gc.enable()
 
 
+def medians_in_turns_s(
+    actions: dict[str, Callable[[], object]], repeats: int = 300, rounds: int = 10
+) -> dict[str, float]:
+    """Medians of several actions, measured in turns, so that all of them meet the same machine."""
+    times: dict[str, list[float]] = {name: [] for name in actions}
+    for action in actions.values():
+        for _ in range(repeats // 3):
+            action()
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(rounds):
+            for name, action in actions.items():
+                times[name] += [seconds(action) for _ in range(repeats)]
+    finally:
+        gc.enable()
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
 def big_array(megabytes: float = 800) -> Any:
     """An array of random doubles: nothing in it is compressible or equal."""
     return np.random.default_rng(1).random(int(megabytes * SCALE * 125_000))

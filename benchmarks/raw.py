@@ -16,26 +16,27 @@ import numpy as np
 from benchmarks.measure import seconds
 
 
-def round_trip_s(size_bytes: int = 100, repeats: int = 5_000) -> float:
-    """The median blocking round trip between two processes over a Unix socket."""
-    here, there = socket.socketpair()
-    pid = os.fork()
-    if pid == 0:
-        here.close()
-        while data := there.recv(size_bytes):
-            there.sendall(data)
-        os._exit(0)
-    there.close()
-    message = b"x" * size_bytes
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        here.sendall(message)
-        here.recv(size_bytes)
-        times.append(time.perf_counter() - start)
-    here.close()
-    os.waitpid(pid, 0)
-    return statistics.median(times[repeats // 10 :])
+class Echo:
+    """Another process that sends back what it is sent, over a blocking Unix socket."""
+
+    def __init__(self, size_bytes: int = 100) -> None:
+        self._here, there = socket.socketpair()
+        self._message = b"x" * size_bytes
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._here.close()
+            while data := there.recv(size_bytes):
+                there.sendall(data)
+            os._exit(0)
+        there.close()
+
+    def round_trip(self) -> None:
+        self._here.sendall(self._message)
+        self._here.recv(len(self._message))
+
+    def close(self) -> None:
+        self._here.close()
+        os.waitpid(self._pid, 0)
 
 
 def pwrite_s(buffer: Any, repeats: int = 3) -> float:

@@ -39,12 +39,13 @@ def main() -> None:
     report = Report("Cluster(2) to first result")
     times: dict[str, list[float]] = {"onehop": [], "concurrent.futures": []}
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in (("onehop", OURS), ("concurrent.futures", THEIRS)):
-            Path(folder, f"{name}.py").write_text(text)
+        scripts = {name: Path(folder, f"first_{k}.py") for k, name in enumerate(times)}
+        for script, text in zip(scripts.values(), (OURS, THEIRS), strict=True):
+            script.write_text(text)
         for _ in range(9):  # in turns, so that both meet the same machine
             for name, found in times.items():
                 done = subprocess.run(
-                    [sys.executable, str(Path(folder, f"{name}.py"))],
+                    [sys.executable, str(scripts[name])],
                     capture_output=True,
                     text=True,
                     check=True,

@@ -197,7 +197,8 @@ def test_no_workers_at_all(clusters: Any) -> None:
 
 
 def test_bad_numbers_of_workers() -> None:
-    for bad in (-1, 1.5, "2"):
+    bads: list[Any] = [-1, 1.5, "2"]
+    for bad in bads:
         with pytest.raises((TypeError, ValueError)):
             onehop.Cluster(bad)
 
