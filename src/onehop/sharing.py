@@ -30,7 +30,7 @@ class Shared(Generic[T]):
     def __init__(self, process: Process, value: T) -> None:
         self.value = value
         self._process = process
-        outgoing = process.transfers.encode(value)
+        outgoing = process.transfers.encode(value, edited=False)
         for part in outgoing.waiting:
             process.wait(lambda part=part: part.parcel is not None)  # type: ignore[misc]
         self._parcel = process.transfers.share(outgoing)

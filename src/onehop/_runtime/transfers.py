@@ -241,24 +241,25 @@ class Transfers:
 
     # --- encoding ---------------------------------------------------------------------------------
 
-    def encode(self, value: object, *, kept: bool = True) -> Outgoing:
+    def encode(self, value: object, *, kept: bool = True, edited: bool = True) -> Outgoing:
         """Encode `value` as it is now. Copies each new buffer into the arena, once.
 
-        With `kept` false the value is about to be dropped: its memory is not watched for changes.
+        With `kept` false the value is about to be dropped: its memory is not watched for changes. With
+        `edited` false the receiver need not write to its mappings to get the value.
 
         Raises whatever the value's own reduction raises, and MemoryLimitError.
         """
         if self._let_go or self._dropped:
             self.settle(send=False)
+        if type(value) in _ATOMS:
+            stream = dumps(value, 5)
+            if len(stream) <= _LONGEST_STREAM:
+                return Outgoing(Parcel((), (), _BARE + stream))
         encoded = pickling.encode(value, self.special)
         stream = encoded.stream
-        if (
-            not encoded.buffers
-            and not encoded.substitutes
-            and len(stream) <= INLINE_BYTES - _HEAD.size
-        ):
-            return Outgoing(Parcel(body=_HEAD.pack(0, len(stream)) + stream))
-        return self._encode_large(encoded, kept)
+        if not encoded.buffers and not encoded.substitutes and len(stream) <= _LONGEST_STREAM:
+            return Outgoing(Parcel((), (), _BARE + stream))
+        return self._encode_large(encoded, kept, edited)
 
     def encode_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing | None:
         """Encode what a function is called with; None if that is nothing."""
@@ -291,7 +292,7 @@ class Transfers:
         """Build what `encode_inline` encoded."""
         return self._decode(Parcel(body=body), Received(Parcel()), None, None)
 
-    def _encode_large(self, encoded: pickling.Encoded, kept: bool) -> Outgoing:
+    def _encode_large(self, encoded: pickling.Encoded, kept: bool, edited: bool) -> Outgoing:
         out = Outgoing(Parcel())
         out._transfers = self
         out.copied = encoded.copied
@@ -321,7 +322,7 @@ class Transfers:
         edits: list[tuple[int, int, bytes]] = []
 
         def place_loose(data: bytes) -> tuple[int, int]:
-            base, changes = self._bases.nearest(data)
+            base, changes = self._bases.nearest(data) if edited else (data, [])
             placement = self.store.place((), (base,))
             self._take(out, placement)
             ref, offset, length = placement.locations[0]
