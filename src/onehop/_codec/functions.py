@@ -15,6 +15,12 @@ from typing import Any
 _MAIN_NAMES = ("__main__", "__mp_main__")
 
 
+_MOST_REFERENCES = 512
+# What was found for a function lately: (function, names of its module, name, text, and what the answer
+# depends on besides). The function is kept, so that its id is not given to another one.
+_references: dict[int, tuple[Any, dict[str, Any], str, str, int, set[str]]] = {}
+
+
 def function_reference(function: Any) -> str | None:
     """Name a function so that another process finds it by importing.
 
@@ -28,6 +34,17 @@ def function_reference(function: Any) -> str | None:
     str or None
         ``"module:qualname"``, or None if the function has to travel by value.
     """
+    known = _references.get(id(function))
+    if known is not None:
+        kept, names, name, text, module_count, registered = known
+        # Replaced in its module, or its module has become one that travels by value: looked at again.
+        if (
+            kept is function
+            and names.get(name) is function
+            and module_count == len(sys.modules)
+            and registered == registered_modules()
+        ):
+            return text
     module_name = getattr(function, "__module__", None)
     qualified_name = getattr(function, "__qualname__", None)
     if type(module_name) is not str or type(qualified_name) is not str or "<" in qualified_name:
@@ -42,7 +59,16 @@ def function_reference(function: Any) -> str | None:
     except AttributeError:
         return None
     # A decorated function may carry the name of the one it wraps: only identity counts.
-    return f"{module_name}:{qualified_name}" if found is function else None
+    if found is not function:
+        return None
+    text = f"{module_name}:{qualified_name}"
+    if "." not in qualified_name:
+        if len(_references) >= _MOST_REFERENCES:
+            _references.clear()
+        _references[id(function)] = (
+            function, module.__dict__, qualified_name, text, len(sys.modules), registered_modules(),
+        )  # fmt: skip
+    return text
 
 
 def resolve_reference(text: str) -> Any:

@@ -149,6 +149,8 @@ class _Hooks(threading.local):
 
     resolve: Resolve | None = None
     resolve_bytes: ResolveBytes | None = None
+    encoding: tuple[dict[int, int], list[object]] = ({}, [])
+    """Numbers by id, and the objects they stand for, of the encode that runs."""
 
 
 _hooks = _Hooks()
@@ -254,23 +256,48 @@ def build_bytearray(number: int, buffer: memoryview) -> bytearray:
     return bytearray(buffer)
 
 
-def _table(encoded: Encoded, special: frozenset[type]) -> dict[type, Any]:
-    # An exact dict: the C pickler looks into any other mapping through slower calls.
-    table: dict[type, Any] = {**copyreg.dispatch_table, **REGISTRY.current()}
-    if special:
-        numbers: dict[int, int] = {}
-        substitutes = encoded.substitutes
+def _substitute(obj: object) -> tuple[Any, ...]:
+    """Put a number in the place of an object of a special type; called by the pickler only."""
+    numbers, substitutes = _hooks.encoding
+    number = numbers.get(id(obj))
+    if number is None:
+        number = numbers[id(obj)] = len(substitutes)
+        substitutes.append(obj)
+    return resolve_placeholder, (number,)
 
-        def substitute(obj: object) -> tuple[Any, ...]:
-            number = numbers.get(id(obj))
-            if number is None:
-                number = numbers[id(obj)] = len(substitutes)
-                substitutes.append(obj)
-            return resolve_placeholder, (number,)
 
+class _Table:
+    """The reducers of the latest encode: most encodes need the same ones."""
+
+    __slots__ = ("reducers", "registered", "special", "table")
+
+    def __init__(
+        self, special: frozenset[type], registered: dict[type, Any], reducers: dict[type, Any]
+    ) -> None:
+        self.special = special
+        self.registered = dict(registered)
+        self.reducers = reducers
+        # An exact dict: the C pickler looks into any other mapping through slower calls.
+        self.table: dict[type, Any] = {**registered, **reducers}
         for kind in special:
-            table[kind] = substitute
-    return table
+            self.table[kind] = _substitute
+
+
+_latest = _Table(frozenset(), copyreg.dispatch_table, REGISTRY.table)
+
+
+def _table(special: frozenset[type]) -> dict[type, Any]:
+    """Return the table of reducers; it is not to be changed."""
+    global _latest
+    reducers = REGISTRY.current()
+    latest = _latest
+    if (
+        latest.reducers is not reducers
+        or latest.special is not special
+        or latest.registered != copyreg.dispatch_table
+    ):
+        _latest = latest = _Table(special, copyreg.dispatch_table, reducers)
+    return latest.table
 
 
 def _buffer_callback(encoded: Encoded) -> Callable[[pickle.PickleBuffer], bool]:
@@ -310,10 +337,16 @@ def _dump(
 ) -> Encoded:
     encoded = Encoded()
     sink = _Sink(encoded)
-    table = _table(encoded, special)
+    table = _table(special)
     if more:
-        table.update(more)
-    make_pickler(sink, table, _buffer_callback(encoded)).dump(obj)
+        table = {**table, **more}
+    hooks = _hooks
+    outer = hooks.encoding
+    hooks.encoding = ({}, encoded.substitutes)
+    try:
+        make_pickler(sink, table, _buffer_callback(encoded)).dump(obj)
+    finally:
+        hooks.encoding = outer
     chunks = sink.chunks
     encoded.stream = stream = chunks[0] if len(chunks) == 1 else b"".join(chunks)
     if sink.took_payload and more is None and b"_reconstruct" in stream:

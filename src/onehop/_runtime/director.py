@@ -6,7 +6,6 @@ Must never know what users hold, nor how an engine starts a process.
 from __future__ import annotations
 
 import os
-import secrets
 import sys
 import threading
 import warnings
@@ -57,8 +56,8 @@ class Director:
         show: Callable[[int, str, str], None] | None = None,
         version: str = "",
     ) -> None:
-        self._secret = secrets.token_bytes(32)
-        self.cluster_id = secrets.token_hex(4)
+        self._secret = os.urandom(32)
+        self.cluster_id = os.urandom(4).hex()
         self._slots = slots
         self._memory_limit = memory_limit
         self._show = show

@@ -10,11 +10,18 @@ import os
 import signal
 import sys
 
-import msgspec
+# msgspec looks for typing_extensions, which takes longer to import than all of onehop, and goes on without.
+_hidden = "typing_extensions" not in sys.modules
+if _hidden:
+    sys.modules["typing_extensions"] = None  # type: ignore[assignment]
+import msgspec  # noqa: E402
 
-from onehop._protocol import messages
-from onehop._runtime import context
-from onehop._runtime.process import Process
+if _hidden:
+    del sys.modules["typing_extensions"]
+
+from onehop._protocol import messages  # noqa: E402
+from onehop._runtime import context  # noqa: E402
+from onehop._runtime.process import Process  # noqa: E402
 
 PR_SET_PDEATHSIG = 1
 

@@ -319,7 +319,6 @@ class Executor:
         task.cell = process.board.begin(task.caller, task.call.serial)
         context.set_current_task(task)
         start_ns = time.monotonic_ns()
-        pid = process.pid
         try:
             if main:
                 self._main_task = task
@@ -331,7 +330,7 @@ class Executor:
             if main:
                 self._main_task = None
             context.set_current_task(outer)
-        if pid != os.getpid():
+        if process.forked:
             os._exit(0)  # the task forked, and this is the child: it is not a worker
         self._ended(task)
         process.answer(task, answer, time.monotonic_ns() - start_ns)
@@ -364,7 +363,7 @@ class Executor:
                 value = function(*args, **kwargs)
             except BaseException as error:
                 return self._trouble(task, _kind(task, error, "raised"), error)
-            if process.pid != os.getpid():
+            if process.forked:
                 os._exit(0)
             if task.shares:
                 # Views of a shared object in the value are encoded before they are looked at.

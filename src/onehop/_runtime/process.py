@@ -31,6 +31,7 @@ from onehop._protocol import calltable, messages, scheduling
 from onehop._runtime import board, context
 from onehop._runtime.answers import Answer
 from onehop._runtime.executor import Executor, Task, flush_output
+from onehop._runtime.forked import forks
 from onehop._runtime.loop import Loop
 from onehop._runtime.peers import Peers
 from onehop._runtime.transfers import Outgoing, Transfers
@@ -122,6 +123,7 @@ class Process:
         self.cluster_id = cluster_id
         self.host = socket.gethostname()
         self.pid = os.getpid()
+        self._forks = forks.count
         self.observer = observer
         self.book = Book()
         self.loop = Loop(name or f"rank-{rank}")
@@ -543,13 +545,19 @@ class Process:
 
     def check_usable(self) -> None:
         """Raise if the cluster cannot take a call from here."""
-        self.check_not_forked()
+        if self._forks != forks.count:
+            self.check_not_forked()
         if self.closed or self.refusing:
             raise errors.ClusterClosed("this cluster was closed; make a new one")
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child that was forked after the process joined its cluster."""
+        return self._forks != forks.count
+
     def check_not_forked(self) -> None:
         """Raise in a forked child of the process."""
-        if self.pid != os.getpid():
+        if self.forked:
             raise errors.ForkedError(
                 f"this process (pid {os.getpid()}) was forked from rank {self.rank} (pid {self.pid}), "
                 "and the cluster stayed there. Make a cluster of its own here, or send calls from the "
