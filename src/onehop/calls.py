@@ -16,10 +16,12 @@ from onehop import errors
 from onehop._protocol.messages import CallId, Parcel
 from onehop._runtime import context
 from onehop._runtime.answers import Answer
-from onehop._runtime.transfers import Part, Transfers
+from onehop._runtime.parcels import Part
+from onehop._runtime.transfers import Transfers
 
 if TYPE_CHECKING:
-    from onehop._runtime.process import OutgoingCall, Process
+    from onehop._runtime.outcalls import OutgoingCall
+    from onehop._runtime.process import Process
     from onehop.ledger import Journey
 
 T = TypeVar("T")
@@ -235,7 +237,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
                 return True
             if self._state != _PENDING or entry is None:
                 return False
-        return self._process.stop_call(entry) or self.cancelled()
+        return self._process.outcalls.stop(entry) or self.cancelled()
 
     def interrupt(self) -> bool:
         """Cancel the call also if its task runs: KeyboardInterrupt is raised in it.
@@ -243,7 +245,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         A task that native code keeps from noticing is ended with its process within a second.
         """
         entry = self._entry
-        return entry is not None and self._process.stop_call(entry)
+        return entry is not None and self._process.outcalls.stop(entry)
 
     def wait(self, timeout: float | None = None) -> Future[T]:
         """Wait until the call is over, without fetching its value; returns the future."""

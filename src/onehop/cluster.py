@@ -21,7 +21,8 @@ from onehop import errors, maps
 from onehop._protocol import messages
 from onehop._runtime import context
 from onehop._runtime.director import Director
-from onehop._runtime.transfers import HERE, MEMBER, Part, Transfers
+from onehop._runtime.parcels import Part
+from onehop._runtime.transfers import HERE, MEMBER, Transfers
 from onehop.calls import Ask, Future, Taken
 from onehop.limits import cores, threads_per_worker
 from onehop.options import PLAIN
@@ -237,7 +238,7 @@ class Cluster(concurrent.futures.Executor):
 
     def _adopt(self) -> None:
         transfers = self._process.transfers
-        transfers.special = SPECIAL
+        transfers.encoder.special = SPECIAL
         process = self._process
         transfers.here = lambda rank: member_of(process, rank)
 
@@ -247,7 +248,7 @@ class Cluster(concurrent.futures.Executor):
         self._director = director
         self._process = process
         self._options = PLAIN
-        if SPECIAL is not process.transfers.special:
+        if SPECIAL is not process.transfers.encoder.special:
             self._adopt()
         return self
 
@@ -567,7 +568,7 @@ class Cluster(concurrent.futures.Executor):
         if cancel_futures:
             for entry in process.calls.all():
                 if not entry.target:
-                    process.stop_call(entry)
+                    process.outcalls.stop(entry)
         if wait:
             process.wait(lambda: not len(process.calls))
             director.close()

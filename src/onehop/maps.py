@@ -22,8 +22,8 @@ from onehop._runtime.folding import Fold
 from onehop.calls import Future, Taken, deadline_of
 
 if TYPE_CHECKING:
-    from onehop._runtime.process import OutgoingCall
-    from onehop._runtime.transfers import Outgoing
+    from onehop._runtime.outcalls import OutgoingCall
+    from onehop._runtime.parcels import Outgoing
     from onehop.cluster import Cluster
     from onehop.options import Options
 
@@ -300,7 +300,7 @@ class MapRun:
         self._closed = True
         for piece in list(self.pieces):
             if piece.entry is not None and piece.answer is None:
-                self.process.stop_call(piece.entry)
+                self.process.outcalls.stop(piece.entry)
             piece.arguments.close()
         self.pieces.clear()
         self._encoded.close()

@@ -8,7 +8,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from onehop._runtime.transfers import Part, Transfers
+from onehop._runtime.parcels import Part
+from onehop._runtime.transfers import Transfers
 
 if TYPE_CHECKING:
     from onehop._runtime.process import Process

@@ -19,6 +19,10 @@ from typing import Any
 from onehop._codec.functions import by_value_marks, is_by_value
 from onehop._codec.reducers import REGISTRY, array_subclasses
 
+dumps = pickle.dumps
+loads = pickle.loads
+"""For values that need no looking into: what C does alone, without this file's care."""
+
 Resolve = Callable[[int], object]
 ResolveBytes = Callable[[int, memoryview], bytes]
 

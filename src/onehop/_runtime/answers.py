@@ -11,7 +11,8 @@ from onehop import errors
 
 if TYPE_CHECKING:
     from onehop._protocol.messages import Trouble
-    from onehop._runtime.transfers import Named, Received, Transfers
+    from onehop._runtime.parcels import Named, Received
+    from onehop._runtime.transfers import Transfers
 
 
 class Answer:

@@ -235,7 +235,7 @@ class Director:
     def _nobody_left(self, reason: str) -> None:
         process = self.process
         for entry in process.scheduler.clear():
-            process.fail_unsent(
+            process.outcalls.fail_unsent(
                 entry,
                 errors.WorkerDied(f"no worker is left to run it; the last one: {reason}", False),
             )

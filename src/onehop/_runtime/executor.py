@@ -31,8 +31,8 @@ from onehop._protocol import messages
 from onehop._runtime import context
 
 if TYPE_CHECKING:
+    from onehop._runtime.parcels import Outgoing, Received
     from onehop._runtime.process import Process
-    from onehop._runtime.transfers import Outgoing, Received
 
 MOST_WAITING = 256
 """Tasks of one process that may wait for other calls at the same time."""
@@ -367,7 +367,7 @@ class Executor:
                 os._exit(0)
             if task.shares:
                 # Views of a shared object in the value are encoded before they are looked at.
-                written = transfers.written_shares(task.shares)
+                written = transfers.shares.forget_written(task.shares)
                 if written:
                     return self._trouble(
                         task,

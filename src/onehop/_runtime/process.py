@@ -21,72 +21,27 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from onehop import errors
-from onehop._codec.functions import function_reference
 from onehop._contracts.link import Frame, Link
 from onehop._memory.arena import Arena
 from onehop._memory.blobs import BlobStore
 from onehop._memory.mapping import Attachments
 from onehop._memory.tracker import get_tracker
-from onehop._protocol import calltable, messages, scheduling
+from onehop._protocol import messages
 from onehop._runtime import board, context
 from onehop._runtime.answers import Answer
 from onehop._runtime.executor import Executor, Task, flush_output
 from onehop._runtime.forked import forks
 from onehop._runtime.loop import Loop
+from onehop._runtime.outcalls import Outcalls
+from onehop._runtime.parcels import Outgoing
 from onehop._runtime.peers import Peers
-from onehop._runtime.transfers import Outgoing, Transfers
+from onehop._runtime.transfers import Transfers
 from onehop.ledger.book import Book
 
 if TYPE_CHECKING:
     from onehop._protocol.messages import CallId, MemberInfo, Message
 
 TICK_S = 0.2
-STUCK_S = 0.6
-"""A task that was interrupted and has not answered by then is stuck in native code."""
-
-
-class Sink(Protocol):
-    """Where the answer of a call goes; called once, by the reading thread or an errand."""
-
-    def finish(self, answer: Answer) -> None:
-        """Take the answer."""
-
-    def sent(self) -> None:
-        """The call is on its way, so that it may have started."""
-
-
-class OutgoingCall:
-    """A call that this process makes."""
-
-    __slots__ = (
-        "arguments", "chain", "depth", "flags", "function", "label", "lent", "parent", "retries",
-        "scheduled", "serial", "sink", "state", "target", "timer",
-    )  # fmt: skip
-
-    def __init__(self, serial: int, function: str | Outgoing, arguments: Outgoing | None) -> None:
-        self.serial = serial
-        self.function = function
-        self.arguments = arguments
-        self.state: str = calltable.WAITING
-        self.target = 0
-        self.sink: Sink | None = None
-        self.parent: CallId | None = None
-        self.depth = 0
-        self.flags = 0
-        self.chain: tuple[str, ...] = ()
-        self.label = ""
-        self.retries = 0
-        self.scheduled = False
-        self.timer: int | None = None
-        self.lent = (False, False)
-
-    def close(self) -> None:
-        """Let go of what was encoded, unless it is lent by the caller for several calls."""
-        function_lent, arguments_lent = self.lent
-        if not function_lent and type(self.function) is Outgoing:
-            self.function.close()
-        if not arguments_lent and self.arguments is not None:
-            self.arguments.close()
 
 
 class Observer(Protocol):
@@ -133,9 +88,10 @@ class Process:
         self.transfers = Transfers(self, self.store, self.attachments, self.book)
         self.board = board.Board(self.arena)
         self.executor = Executor(self, slots)
-        self.calls: calltable.CallTable[OutgoingCall] = calltable.CallTable()
-        self.scheduler: scheduling.Scheduler[OutgoingCall] = scheduling.Scheduler()
-        self._schedule_lock = threading.RLock()
+        self.outcalls = Outcalls(self)
+        self.call = self.outcalls.call
+        self.calls = self.outcalls.calls
+        self.scheduler = self.outcalls.scheduler
         self.members: dict[int, MemberInfo] = {}
         self.peers = Peers(
             rank, cluster_id, secret, self.loop, self.attachments, self.arena.fd_readonly, self
@@ -143,13 +99,13 @@ class Process:
         self._links = self.peers.links
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._errand_thread: threading.Thread | None = None
+        self._errand_lock = threading.Lock()
         self._ticking = False
         self.path_told = list(sys.path)
-        self._boards: dict[int, int] = {}  # rank: where its arena shows what it runs
+        self.boards: dict[int, int] = {}  # rank: where its arena shows what it runs
         self._unshared: deque[tuple[int, Outgoing]] = deque()
         self.at_close: Callable[[], object] | None = None
         self.ledger: Any = None
-        self._stopped: dict[int, OutgoingCall] = {}  # given up here, and not yet answered
         self.closed = False
         self.refusing = False
         """Shut down: calls under way finish, no new one is taken."""
@@ -248,68 +204,6 @@ class Process:
         member = self.members.get(rank)
         return self.closed or member is None or member.state != "starting"
 
-    # --- calling ----------------------------------------------------------------------------------
-
-    def call(
-        self,
-        target: int,
-        function: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        sink: Sink | None,
-        *,
-        flags: int = 0,
-        retries: int = 0,
-        timeout_s: float | None = None,
-        encoded_function: Outgoing | None = None,
-        encoded_arguments: Outgoing | None = None,
-        label: str = "",
-        on_entry: Callable[[OutgoingCall], None] | None = None,
-    ) -> OutgoingCall:
-        """Encode a call as it is now, and send it to `target`, or to any worker if that is 0.
-
-        Raises what encoding raises; nothing is kept then. Without a sink nobody is answered. What comes
-        encoded already stays the caller's to close. `on_entry` gets the call before it can be answered.
-        """
-        self.check_usable()
-        if self.rank == 1 and sys.path != self.path_told:
-            self.tell_path()
-        packed: str | Outgoing | None = encoded_function
-        if packed is None:
-            packed = function_reference(function)
-        if packed is None:
-            packed = self.transfers.encode(function)
-        arguments = encoded_arguments
-        if arguments is None:
-            arguments = self.transfers.encode_arguments(args, kwargs)
-        entry = OutgoingCall(self.calls.next_serial(), packed, arguments)
-        entry.lent = encoded_function is not None, encoded_arguments is not None
-        entry.sink = sink
-        entry.flags = flags
-        entry.retries = retries
-        entry.label = label or (
-            packed if type(packed) is str else getattr(function, "__qualname__", "")
-        )
-        task = context.current_task()
-        if task is not None and task.process is self:
-            entry.parent = task.id
-            entry.depth = task.call.depth + 1
-            entry.chain = (*task.call.chain, task.label)[-24:]
-        if sink is not None:
-            self.calls.add(entry)
-            if on_entry is not None:
-                on_entry(entry)
-            if timeout_s is not None:
-                entry.timer = self.loop.after(timeout_s, lambda: self._on_timeout(entry, timeout_s))
-        parts = (arguments is not None and arguments.parts) or (
-            type(packed) is Outgoing and packed.parts
-        )
-        if not parts or not self._when_known(
-            (packed, arguments), lambda: self._dispatch(entry, target)
-        ):
-            self._dispatch(entry, target)
-        return entry
-
     def tell_path(self) -> None:
         """Have workers look for modules where this program does, from the next call on."""
         self.path_told = list(sys.path)
@@ -320,7 +214,12 @@ class Process:
         if source == 1:
             sys.path[:] = path.path
 
-    def _when_known(self, values: Iterable[object], action: Callable[[], None]) -> bool:
+    def unshare(self, number: int, outgoing: Outgoing) -> None:
+        """The last handle of a shared object is gone; called by a finalizer, so it only takes a note."""
+        self._unshared.append((number, outgoing))
+        self.expect_settling()
+
+    def when_known(self, values: Iterable[object], action: Callable[[], None]) -> bool:
         """Have `action` run once every part of these values is known; False if they are already."""
         waiting = [part for v in values if type(v) is Outgoing for part in v.waiting]
         if not waiting:
@@ -343,183 +242,6 @@ class Process:
             register(known)
         return True
 
-    def _dispatch(self, entry: OutgoingCall, target: int) -> None:
-        if entry.state == calltable.ENDED:
-            return
-        if target:
-            self._send_call(entry, target)
-            return
-        calltable.advance(entry, "known")
-        entry.scheduled = True
-        entry.flags |= messages.CREDITED
-        with self._schedule_lock:
-            self.scheduler.put(
-                entry, self._holders(entry), urgent=bool(entry.flags & messages.URGENT)
-            )
-        self.pump()
-
-    def _holders(self, entry: OutgoingCall) -> list[int]:
-        """Who made the largest values among the arguments: they are attached there already."""
-        arguments = entry.arguments
-        if arguments is None or not arguments.parts:
-            return []
-        weight: dict[int, int] = {}
-        for part in arguments.parts:
-            if part.parcel is not None:
-                for wire, used in zip(part.parcel.segments, part.parcel.used, strict=True):
-                    weight[wire[0]] = weight.get(wire[0], 0) + used
-        return sorted(weight, key=lambda rank: -weight[rank])
-
-    def pump(self) -> None:
-        """Send queued calls to workers that have room."""
-        while self.scheduler:
-            with self._schedule_lock:
-                chosen = self.scheduler.next()
-            if chosen is None:
-                return
-            self._send_call(*chosen)
-
-    def _send_call(self, entry: OutgoingCall, target: int) -> None:
-        if entry.state == calltable.ENDED:
-            self._credit(entry, target, 0)
-            return
-        function = entry.function
-        arguments = entry.arguments
-        cause = (self.rank, entry.serial)
-        try:
-            packed = None if arguments is None else arguments.complete()
-            wire: str | messages.Parcel = function if type(function) is str else function.complete()  # type: ignore[union-attr]
-        except BaseException as error:
-            self._credit(entry, target, 0)
-            self._end(entry, Answer(error=error))
-            return
-        if type(function) is Outgoing and not function.bare:
-            self.transfers.mention(
-                function.complete(), target, "call", cause, entry.parent, entry.label, function
-            )
-        if packed is not None and not arguments.bare:  # type: ignore[union-attr]
-            self.transfers.mention(
-                packed, target, "call", cause, entry.parent, entry.label, arguments
-            )
-        message = messages.Call(
-            entry.serial if entry.sink is not None else 0,
-            wire, packed, entry.parent, entry.depth, entry.flags, entry.chain,
-        )  # fmt: skip
-        entry.target = target
-        calltable.advance(entry, "send")
-        if entry.sink is not None:
-            entry.sink.sent()
-        sent = self.post(
-            target, message, kind="call", cause=cause, parent=entry.parent, label=entry.label
-        )
-        if not sent:
-            self._lose_call(entry, target, "it is gone", started=False)
-        elif not entry.retries:
-            entry.close()
-
-    def _credit(self, entry: OutgoingCall, rank: int, run_ns: int) -> None:
-        if entry.scheduled and rank:
-            with self._schedule_lock:
-                self.scheduler.finished(rank, run_ns, entry.state == calltable.PARKED)
-
-    def _end(self, entry: OutgoingCall, answer: Answer) -> None:
-        if entry.timer is not None:
-            self.loop.drop_timer(entry.timer)
-        if entry.state != calltable.ENDED and self.calls.pop(entry.serial) is None:
-            if entry.sink is not None:
-                return  # somebody else ended it
-            calltable.advance(entry, "end")
-        entry.close()
-        if entry.sink is not None:
-            entry.sink.finish(answer)
-            if not self.loop.handling:
-                self.loop.wake()  # for a waiter: this is not the reading thread
-
-    def fail_unsent(self, entry: OutgoingCall, error: BaseException) -> None:
-        """End a call that waited for a worker."""
-        self._end(entry, Answer(error=error))
-
-    def unshare(self, number: int, outgoing: Outgoing) -> None:
-        """The last handle of a shared object is gone; called by a finalizer, so it only takes a note."""
-        self._unshared.append((number, outgoing))
-        self.expect_settling()
-
-    # --- losing and stopping calls ----------------------------------------------------------------
-
-    def _lose_call(
-        self, entry: OutgoingCall, rank: int, reason: str, started: bool, at_item: int = 0
-    ) -> None:
-        self._credit(entry, rank, 0)
-        if entry.scheduled and not self.closed and (entry.retries > 0 or not started):
-            entry.retries -= started
-            calltable.advance(entry, "requeue")
-            entry.target = 0
-            with self._schedule_lock:
-                self.scheduler.put(entry)
-            self.pump()
-            return
-        member = self.members.get(rank)
-        host = member.host if member is not None else "an unknown host"
-        kind = errors.WorkerDied if rank != 1 else errors.CallLost
-        may = "it may have started" if started else "it had not started"
-        self._end(
-            entry,
-            Answer(error=kind(
-                f"the call of {entry.label or 'a function'} to rank {rank} on {host} was lost, {may}: "
-                f"{reason}. Use `cluster.options(retries=…)` if it may run twice.", started,
-            ), at_item=at_item),
-        )  # fmt: skip
-
-    def lose_calls(self, rank: int, reason: str) -> None:
-        """That process is gone: end or requeue what was sent to it."""
-        with self._schedule_lock:
-            self.scheduler.leave(rank)
-        entries = self.calls.sent_to(rank)
-        if entries:
-            begun = self._begun_on(rank)
-            for entry in entries:
-                started = begun is None or entry.serial in begun
-                at_item = 0 if begun is None else begun.get(entry.serial, 0)
-                self._lose_call(entry, rank, reason, started, at_item)
-        self.transfers.forget_owner(rank)
-        self.pump()
-
-    def _begun_on(self, rank: int) -> dict[int, int] | None:
-        """Which of our calls a dead process had begun, or None if it cannot be known."""
-        if not self.attachments.has_arena(rank):
-            return None
-        return board.read(self.attachments.arena_fd(rank), self._boards.get(rank, 0), self.rank)
-
-    def _on_timeout(self, entry: OutgoingCall, timeout_s: float | None) -> None:
-        error = errors.CallTimeout(
-            f"the call of {entry.label} to rank {entry.target or '(none yet)'} was not answered in "
-            f"{timeout_s} s; its task is interrupted"
-        )
-        self.stop_call(entry, error)
-
-    def stop_call(self, entry: OutgoingCall, error: BaseException | None = None) -> bool:
-        """End a call here with `error` (cancelled by default), and interrupt its task; False if over."""
-        if self.calls.pop(entry.serial) is None:
-            return False
-        if entry.scheduled and not entry.target:
-            with self._schedule_lock:
-                self.scheduler.drop(entry)
-        if entry.target:
-            self._stopped[entry.serial] = entry
-            if self.post(entry.target, messages.Cancel(entry.serial), connect=False):
-                self.loop.after(STUCK_S, lambda: self._look_if_stuck(entry))
-        self._end(entry, Answer(error=error or _cancelled()))
-        return True
-
-    def stop_all_calls(self) -> None:
-        """End every call that this process waits for, as cancelled, and interrupt their tasks."""
-        for entry in self.calls.all():
-            self.stop_call(entry)
-
-    def _look_if_stuck(self, entry: OutgoingCall) -> None:
-        if entry.serial in self._stopped and not self.closed:
-            self.observer.stuck(self, entry.target, entry.label)
-
     # --- waiting ----------------------------------------------------------------------------------
 
     def wait(self, ready: Callable[[], bool], timeout_s: float | None = None) -> bool:
@@ -532,7 +254,7 @@ class Process:
                 return self.loop.wait(ready, timeout_s)
             except KeyboardInterrupt:
                 # The terminal's Ctrl-C reaches this program only: stop what it has started elsewhere.
-                self.stop_all_calls()
+                self.outcalls.stop_all()
                 raise
         if ready():
             return True
@@ -567,7 +289,7 @@ class Process:
     def errand(self, action: Callable[[], None]) -> None:
         """Run `action` soon in a thread that may block."""
         if self._errand_thread is None:
-            with self._schedule_lock:
+            with self._errand_lock:
                 if self._errand_thread is None:
                     self._errand_thread = threading.Thread(
                         target=self._run_errands, name="onehop-errands", daemon=True
@@ -609,50 +331,18 @@ class Process:
         received = self.transfers.receive(result.value)
         if result.returns:
             self.transfers.returned(source, result.returns)
-        self._answered(source, result.serial, Answer(received, run_ns=result.run_ns))
+        self.outcalls.answered(source, result.serial, Answer(received, run_ns=result.run_ns))
 
     def _on_failure(self, source: int, _link: Link, failure: messages.Failure) -> None:
-        self._answered(
+        self.outcalls.answered(
             source, failure.serial, Answer(trouble=failure.trouble, run_ns=failure.run_ns)
         )
-
-    def _answered(self, source: int, serial: int, answer: Answer) -> None:
-        entry = self.calls.get(serial)
-        if entry is None:
-            stopped = self._stopped.pop(serial, None)
-            if stopped is not None:
-                self._credit(stopped, source, 0)
-                self.pump()
-            return
-        if answer.trouble is not None and entry.retries > 0 and answer.trouble.kind == "raised":
-            self._credit(entry, source, answer.run_ns)
-            entry.retries -= 1
-            calltable.advance(entry, "requeue")
-            target, entry.target = entry.target, 0
-            if entry.scheduled:
-                with self._schedule_lock:
-                    self.scheduler.put(entry)
-                self.pump()
-            else:
-                self._send_call(entry, target)
-            return
-        if entry.scheduled:
-            self._credit(entry, source, answer.run_ns)
-            self._end(entry, answer)
-            self.pump()
-        else:
-            self._end(entry, answer)
 
     def _on_cancel(self, source: int, _link: Link, cancel: messages.Cancel) -> None:
         self.executor.cancel((source, cancel.serial), cancel.interrupt)
 
     def _on_parked(self, source: int, _link: Link, parked: messages.Parked) -> None:
-        entry = self.calls.get(parked.serial)
-        if entry is not None and entry.state == calltable.SENT and entry.scheduled:
-            calltable.advance(entry, "park")
-            with self._schedule_lock:
-                self.scheduler.parked(source)
-            self.pump()
+        self.outcalls.parked(source, parked.serial)
 
     def _on_lend(self, _source: int, _link: Link, lend: messages.Lend) -> None:
         self.transfers.lent_by(lend)
@@ -668,7 +358,7 @@ class Process:
             self.attachments.add_arena(arena.owner, fd)
 
     def _on_unshare(self, source: int, _link: Link, unshare: messages.Unshare) -> None:
-        self.transfers.unshare(source, unshare.shares)
+        self.transfers.shares.drop(source, unshare.shares, own=False)
         self.expect_settling()
 
     def _on_members(self, _source: int, _link: Link, news: messages.Members) -> None:
@@ -678,16 +368,12 @@ class Process:
     def update_member(self, member: MemberInfo) -> None:
         """Take news of a member, from the director."""
         self.members[member.rank] = member
-        if member.rank != 1:
-            with self._schedule_lock:
-                if member.state == "ready":
-                    self.scheduler.join(member.rank, self.executor.slots)
-                else:
-                    self.scheduler.leave(member.rank)
+        if member.state == "ready" and member.rank != 1:
+            self.outcalls.join(member.rank, self.executor.slots)
+        elif member.state != "ready":
+            self.outcalls.leave(member.rank)
         if member.state in ("dead", "gone"):
-            self.lose_calls(member.rank, member.reason or "it left the cluster")
-        elif member.state == "ready":
-            self.pump()
+            self.outcalls.lose(member.rank, member.reason or "it left the cluster")
         self.loop.ring_ready()
 
     def _on_ledger_pull(self, source: int, _link: Link, pull: messages.LedgerPull) -> None:
@@ -715,7 +401,7 @@ class Process:
             self._settle()
             return
         assert isinstance(outcome, Outgoing)
-        if outcome.parts and self._when_known(
+        if outcome.parts and self.when_known(
             (outcome,), lambda: self.answer(task, outcome, run_ns)
         ):
             return
@@ -787,7 +473,7 @@ class Process:
             numbers.append(number)
             outgoing.close()
         if numbers:
-            self.transfers.unshare(self.rank, numbers)
+            self.transfers.shares.drop(self.rank, numbers, own=True)
             for rank in [rank for rank in list(self._links) if rank != self.rank]:
                 self.post(rank, messages.Unshare(tuple(numbers)), connect=False)
         self._settle()
@@ -798,7 +484,7 @@ class Process:
 
     def met(self, hello: messages.Hello, link: Link) -> None:
         """A process has proven itself over a new link."""
-        self._boards[hello.rank] = hello.board
+        self.boards[hello.rank] = hello.board
         self.observer.met(self, hello)
 
     def on_link_lost(self, rank: int, reason: str) -> None:
@@ -823,8 +509,7 @@ class Process:
         self.closed = True
         if self.at_close is not None:
             self.at_close()
-        for entry in self.calls.all():
-            self._end(entry, Answer(error=_cancelled(reason)))
+        self.outcalls.end_all(reason)
         self.executor.close()
         if self._errand_thread is not None:
             self._errands.put(None)
@@ -842,10 +527,3 @@ class Process:
         self.closed = True
         self.loop.abandon()
         self.peers.abandon()
-
-
-def _cancelled(*reason: str) -> BaseException:
-    # Not imported at the top: it takes longer than a worker may take to start.
-    from concurrent.futures import CancelledError
-
-    return CancelledError(*reason)
