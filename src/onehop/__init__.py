@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from onehop import errors
+from onehop._contracts.version import VERSION as __version__
 from onehop.errors import (
     CallLost,
     CallTimeout,
@@ -30,11 +31,11 @@ from onehop.errors import (
 if TYPE_CHECKING:
     from onehop._runtime.context import rank
     from onehop.calls import Future
-    from onehop.cluster import Cluster, Host, Worker, current
+    from onehop.cluster import Cluster, current
     from onehop.comparing import always_compare
+    from onehop.members import Host, Worker
     from onehop.sharing import Shared
 
-__version__ = "0.1.0"
 
 __all__ = [
     "CallLost",
@@ -67,9 +68,9 @@ __all__ = [
 _LATER = {
     "Cluster": "onehop.cluster",
     "Future": "onehop.calls",
-    "Host": "onehop.cluster",
+    "Host": "onehop.members",
     "Shared": "onehop.sharing",
-    "Worker": "onehop.cluster",
+    "Worker": "onehop.members",
     "always_compare": "onehop.comparing",
     "current": "onehop.cluster",
     "rank": "onehop._runtime.context",

@@ -12,8 +12,8 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from onehop._runtime.executor import Task
     from onehop._runtime.process import Process
+    from onehop._runtime.task import Task
 
 
 class _PerThread(threading.local):

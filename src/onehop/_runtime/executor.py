@@ -29,67 +29,16 @@ from onehop import errors
 from onehop._codec import functions, pickling
 from onehop._protocol import messages
 from onehop._runtime import context
+from onehop._runtime.task import Task
+from onehop._runtime.troubles import describe, kind_of
 
 if TYPE_CHECKING:
-    from onehop._runtime.parcels import Outgoing, Received
+    from onehop._runtime.parcels import Outgoing
     from onehop._runtime.process import Process
 
 MOST_WAITING = 256
 """Tasks of one process that may wait for other calls at the same time."""
 IDLE_RUNNER_S = 10.0
-
-
-class Task:
-    """A call that was made of this process."""
-
-    __slots__ = (
-        "arguments",
-        "call",
-        "caller",
-        "cancelled",
-        "cell",
-        "function",
-        "globals",
-        "interrupted",
-        "process",
-        "shares",
-        "started",
-        "thread",
-        "waits",
-    )
-
-    def __init__(
-        self,
-        process: Process,
-        caller: int,
-        call: messages.Call,
-        function: str | Received,
-        arguments: Received | None,
-    ) -> None:
-        self.process = process
-        self.caller = caller
-        self.call = call
-        self.function: str | Received | None = function
-        self.arguments = arguments
-        self.cancelled = False
-        self.interrupted = False
-        self.started = False
-        self.globals: dict[str, Any] = {}
-        self.cell = -1
-        self.thread = 0
-        self.waits = 0
-        self.shares: list[Any] = []
-
-    @property
-    def id(self) -> messages.CallId:
-        """Caller and serial."""
-        return (self.caller, self.call.serial)
-
-    @property
-    def label(self) -> str:
-        """What the task is called in messages."""
-        name = self.function if isinstance(self.function, str) else "a function"
-        return f"{name} (called by {self.caller}) on {self.process.rank}"
 
 
 class Executor:
@@ -357,12 +306,12 @@ class Executor:
                     args, kwargs = transfers.decode(task.arguments, task.shares)
                     task.arguments = None
             except BaseException as error:
-                return self._trouble(task, _kind(task, error, "undecodable"), error)
+                return self._trouble(task, kind_of(task, error, "undecodable"), error)
             task.globals = getattr(getattr(function, "function", function), "__globals__", {})
             try:
                 value = function(*args, **kwargs)
             except BaseException as error:
-                return self._trouble(task, _kind(task, error, "raised"), error)
+                return self._trouble(task, kind_of(task, error, "raised"), error)
             if process.forked:
                 os._exit(0)
             if task.shares:
@@ -385,7 +334,7 @@ class Executor:
                     return value.encode(process, task)
                 return transfers.encode(value, kept=False)
             except BaseException as error:
-                return self._trouble(task, _kind(task, error, "unencodable"), error)
+                return self._trouble(task, kind_of(task, error, "unencodable"), error)
         finally:
             # Argument objects die here, so that their segments go back with the answer.
             task.globals = {}
@@ -393,7 +342,7 @@ class Executor:
             task.shares = []
 
     def _trouble(self, task: Task, kind: str, error: BaseException) -> messages.Trouble:
-        return describe(self._process, kind, error)
+        return describe(self._process, kind, error, __file__)
 
     def from_main(self, name: str) -> Any:
         """What the director's `__main__` calls `name`, as far as a running task brought it along.
@@ -411,48 +360,6 @@ class Executor:
         """Let idle runners end; tasks that run go on until they end."""
         self._closing = True
         self._process.loop.wake()
-
-
-def _kind(task: Task, error: BaseException, kind: str) -> str:
-    if isinstance(error, KeyboardInterrupt) and task.interrupted:
-        return "interrupted"
-    if isinstance(error, errors.NestingLimitError):
-        return "nesting"
-    if isinstance(error, errors.OnehopError):
-        return "raised"  # it says itself what is wrong: a memory limit, a lost value
-    return kind
-
-
-def describe(process: Process, kind: str, error: BaseException) -> messages.Trouble:
-    """Put an exception into a message, with its traceback as text and itself if it can travel."""
-    import traceback
-
-    frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__:
-        frames = frames.tb_next
-    try:
-        text = "".join(traceback.format_exception(type(error), error, frames))
-    except Exception:  # a broken __str__ or __repr__ of the user's
-        text = "".join(traceback.format_tb(frames)) + f"{type(error).__name__} (cannot be shown)\n"
-    try:
-        message = str(error)
-    except Exception:
-        message = "(its message cannot be shown)"
-    body = None
-    if isinstance(error, Exception):
-        try:
-            body = process.transfers.encode_inline(error)
-            # An exception that cannot be rebuilt is found out here, not at the caller.
-            process.transfers.decode_inline(body)
-        except Exception:
-            body = None
-    type_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-    trouble = messages.Trouble(
-        kind, type_name, message, text, process.rank, process.host, body, kind != "undecodable"
-    )
-    # The traceback's frames hold the arguments: let them go.
-    error.__traceback__ = None
-    return trouble
 
 
 class Outcomes:
@@ -512,7 +419,7 @@ class Batch:
                 process = context.current_process()
                 if process is None:
                     raise
-                outcomes.append((False, describe(process, "raised", error)))
+                outcomes.append((False, describe(process, "raised", error, __file__)))
         return Outcomes(outcomes)
 
 

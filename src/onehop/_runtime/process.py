@@ -29,13 +29,15 @@ from onehop._memory.tracker import get_tracker
 from onehop._protocol import messages
 from onehop._runtime import board, context
 from onehop._runtime.answers import Answer
-from onehop._runtime.executor import Executor, Task, flush_output
+from onehop._runtime.executor import Executor, flush_output
 from onehop._runtime.forked import forks
 from onehop._runtime.loop import Loop
 from onehop._runtime.outcalls import Outcalls
 from onehop._runtime.parcels import Outgoing
 from onehop._runtime.peers import Peers
+from onehop._runtime.task import Task
 from onehop._runtime.transfers import Transfers
+from onehop._runtime.troubles import describe
 from onehop.ledger.book import Book
 
 if TYPE_CHECKING:
@@ -408,8 +410,6 @@ class Process:
         try:
             parcel = outcome.complete()
         except BaseException as error:
-            from onehop._runtime.executor import describe
-
             self.answer(task, describe(self, "raised", error), run_ns)
             return
         returns: tuple[tuple[int, int], ...] = ()
