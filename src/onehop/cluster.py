@@ -1,6 +1,7 @@
 """What users hold: clusters, workers and hosts.
 
 Everything here is a thin, documented surface: encoding, sending and waiting are the runtime's.
+Longer than most files: half of it is what users read about each method.
 Must never know how bytes move or processes start.
 """
 

@@ -17,7 +17,6 @@ from onehop import errors
 from onehop._codec import pickling
 from onehop._codec.pickling import dumps
 from onehop._contracts.buffers import SegmentRef
-from onehop._memory.blobs import BlobStore
 from onehop._protocol.messages import Parcel
 from onehop._runtime.edits import Bases
 from onehop._runtime.parcels import BARE, Outgoing, join_small, lay_out_body
@@ -38,9 +37,8 @@ _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 class Encoder:
     """Encodes values for one process."""
 
-    def __init__(self, transfers: Transfers, store: BlobStore) -> None:
+    def __init__(self, transfers: Transfers) -> None:
         self._transfers = transfers
-        self._store = store
         self.special: frozenset[type] = frozenset()
         """Types that travel by name; set by what users hold."""
         self._seen_bodies: dict[bytes, None] = {}
@@ -103,9 +101,7 @@ class Encoder:
         big = [buffer for buffer in encoded.buffers if buffer.nbytes >= SMALL_BYTES]
         places: Iterator[tuple[SegmentRef, int, int]] = iter(())
         if big:
-            placement = self._store.place(big, arm=kept)
-            places = iter(placement.locations)
-            self._transfers.take(out, placement)
+            places = iter(self._transfers.place(out, big, arm=kept))
         located: list[tuple[memoryview, tuple[int, int] | None]] = []
         for buffer in encoded.buffers:
             if buffer.nbytes < SMALL_BYTES:
@@ -123,9 +119,7 @@ class Encoder:
 
         def place_loose(data: bytes) -> tuple[int, int]:
             base, changes = self._bases.nearest(data) if edited else (data, [])
-            placement = self._store.place((), (base,))
-            self._transfers.take(out, placement)
-            ref, offset, length = placement.locations[0]
+            ((ref, offset, length),) = self._transfers.place(out, (), (base,))
             index = segments.get(ref)
             if index is None:
                 index = segments[ref] = len(segments)

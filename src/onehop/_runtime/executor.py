@@ -9,6 +9,7 @@ with an error that names the chain: nothing ever hangs.
 The worker's main thread is the first runner, so that user code finds itself where it expects to be
 (signals, GUI libraries); more runners start only when a task waits or is urgent, and end when idle.
 
+A little longer than most files: user code runs in this one only.
 Must never know of links or where bytes lie.
 """
 

@@ -5,6 +5,7 @@ user's object. Threads that make calls enter them into the call table and send; 
 in `wait`, where a task gives up its slot. Whatever might block (opening a link on behalf of the reading
 thread, a callback of the user's) is done by the errands thread.
 
+Longer than most files: it is the table of what each message does, which is best read in one place.
 Must never know how processes are started, nor what users hold.
 """
 

@@ -6,6 +6,8 @@ segment to the receiver, tells foreign owners, and writes the ledger. `receive` 
 arrived parcel, `decode` builds the object over private mappings, and `settle` gives mentions back once
 nothing of a segment is left here.
 
+Longer than most files, since the lending, holding and giving back of a segment are one protocol, and
+have to be read together.
 Must never know of sockets or tasks: it asks its `Post` to send a message to a rank.
 """
 
@@ -21,7 +23,7 @@ from typing import Any, Protocol
 from onehop._codec import pickling
 from onehop._codec.pickling import loads
 from onehop._contracts.buffers import SegmentRef
-from onehop._memory.blobs import BlobStore, Placement
+from onehop._memory.blobs import BlobStore
 from onehop._memory.mapping import Attachments
 from onehop._protocol import messages
 from onehop._protocol.messages import Parcel, WireRef
@@ -78,7 +80,7 @@ class Transfers:
         self.store = store
         self.attachments = attachments
         self._book = book
-        self.encoder = Encoder(self, store)
+        self.encoder = Encoder(self)
         self.encode = self.encoder.encode
         self.encode_arguments = self.encoder.encode_arguments
         self.encode_inline = self.encoder.encode_inline
@@ -100,8 +102,16 @@ class Transfers:
 
     # --- going out -------------------------------------------------------------------------------
 
-    def take(self, out: Outgoing, placement: Placement) -> None:
-        """Keep what was placed for a value until it is mentioned or dropped."""
+    def place(
+        self,
+        out: Outgoing,
+        buffers: Sequence[memoryview],
+        loose: Sequence[bytes] = (),
+        *,
+        arm: bool = True,
+    ) -> list[tuple[SegmentRef, int, int]]:
+        """See to it that the arena has these bytes, until the value is mentioned or dropped."""
+        placement = self.store.place(buffers, loose, arm=arm)
         out.placements.append(placement)
         out.moved_bytes += placement.moved_bytes
         foreign = [ref for ref in placement.segments if ref.owner != self._rank]
@@ -112,6 +122,7 @@ class Transfers:
                     self._hold(ref, mentions=0)
             out.pinned.extend(foreign)
         self._post.expect_settling()
+        return placement.locations
 
     def dropped(self, refs: list[WireRef]) -> None:
         """A received value is gone; called by its finalizer, so it only takes a note."""
