@@ -101,7 +101,7 @@ class Encoder:
         big = [buffer for buffer in encoded.buffers if buffer.nbytes >= SMALL_BYTES]
         places: Iterator[tuple[SegmentRef, int, int]] = iter(())
         if big:
-            places = iter(self._transfers.place(out, big, arm=kept))
+            places = iter(self._transfers.put(out, big, arm=kept))
         located: list[tuple[memoryview, tuple[int, int] | None]] = []
         for buffer in encoded.buffers:
             if buffer.nbytes < SMALL_BYTES:
@@ -119,7 +119,7 @@ class Encoder:
 
         def place_loose(data: bytes) -> tuple[int, int]:
             base, changes = self._bases.nearest(data) if edited else (data, [])
-            ((ref, offset, length),) = self._transfers.place(out, (), (base,))
+            ((ref, offset, length),) = self._transfers.put(out, (), (base,))
             index = segments.get(ref)
             if index is None:
                 index = segments[ref] = len(segments)

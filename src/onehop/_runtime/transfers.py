@@ -102,7 +102,7 @@ class Transfers:
 
     # --- going out -------------------------------------------------------------------------------
 
-    def place(
+    def put(
         self,
         out: Outgoing,
         buffers: Sequence[memoryview],
