@@ -283,7 +283,8 @@ def _probe_all() -> Capabilities:
 
 @functools.cache
 def _from_environment() -> frozenset[str]:
-    return frozenset(filter(None, os.environ.get("ONEHOP_DISABLE", "").split(",")))
+    named = frozenset(filter(None, os.environ.get("ONEHOP_DISABLE", "").split(",")))
+    return named - {"epoll"}  # the loop's
 
 
 def probe(disable: Iterable[str] = ()) -> Capabilities:

@@ -19,10 +19,11 @@ from __future__ import annotations
 import heapq
 import itertools
 import os
-import select
 import threading
 import time
 from collections.abc import Callable
+
+from onehop._runtime.poller import IN, OUT, new_poller, wake_pipe
 
 PATROL_S = 0.002
 PATROLS_UNTIL_PARKED = 25
@@ -60,11 +61,11 @@ class Loop:
         self._name = name
         self._role = threading.Lock()
         self._reader: int = 0  # ident of the thread that has the role
-        self._epoll = select.epoll()
         self._handlers: dict[int, tuple[int, Handler]] = {}
-        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._wake_read, self._wake_write = wake_pipe()
+        self._poller = new_poller(self.wake)
         self._handlers[self._wake_read] = (0, self._drain_wake)
-        self._epoll.register(self._wake_read, select.EPOLLIN)
+        self._poller.register(self._wake_read, IN)
         self._asked_aside = 0  # waiters that want the role while standby has it
         self._waiters: list[Waiter] = []  # those that sleep on their bell
         self._waiters_lock = threading.Lock()
@@ -91,14 +92,14 @@ class Loop:
     def watch(self, fd: int, handler: Handler, *, priority: int = 1) -> None:
         """Call `handler(events)` whenever `fd` is readable; lower priorities first in one poll."""
         self._handlers[fd] = (priority, handler)
-        self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
+        self._poller.register(fd, IN)
 
     def want_write(self, fd: int, wanted: bool) -> None:
         """Say whether `fd` is to be reported when it is writable too."""
-        mask = select.EPOLLIN | select.EPOLLRDHUP | (select.EPOLLOUT if wanted else 0)
+        mask = IN | (OUT if wanted else 0)
         try:
-            self._epoll.modify(fd, mask)
-        except (OSError, ValueError):
+            self._poller.modify(fd, mask)
+        except (OSError, ValueError, KeyError):
             return  # closed meanwhile
         if wanted:
             self.wake()
@@ -107,8 +108,8 @@ class Loop:
         """Stop watching; must be called before `fd` is closed."""
         if self._handlers.pop(fd, None) is not None:
             try:
-                self._epoll.unregister(fd)
-            except (OSError, ValueError):
+                self._poller.unregister(fd)
+            except (OSError, ValueError, KeyError):
                 pass
 
     def after(self, delay_s: float, action: Callable[[], None]) -> int:
@@ -246,7 +247,7 @@ class Loop:
         if self._timers:
             until = self._timers[0][0] - time.monotonic()
             timeout_s = max(0.0, until if timeout_s is None else min(until, timeout_s))
-        events = self._epoll.poll(timeout_s)
+        events = self._poller.poll(timeout_s)
         if len(events) > 1:
             # What a worker printed before it answered is shown before the answer is.
             handlers = self._handlers
@@ -350,7 +351,7 @@ class Loop:
         if self._standby.ident is not None and self._standby is not threading.current_thread():
             self._standby.join(timeout=5.0)
         with self._role:
-            self._epoll.close()
+            self._poller.close()
             self._handlers.clear()
             os.close(self._wake_read)
             write, self._wake_write = self._wake_write, -1
@@ -362,4 +363,4 @@ class Loop:
         self._handlers.clear()
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
-        self._epoll.close()
+        self._poller.close()

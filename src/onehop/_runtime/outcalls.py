@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from onehop._protocol.messages import CallId
     from onehop._runtime.process import Process
 
+MOST_PENDING = 200_000
+"""Outstanding calls of one process; whoever makes more waits until some have ended."""
 STUCK_S = 0.6
 """A task that was interrupted and has not answered by then is stuck in native code."""
 
@@ -106,6 +108,8 @@ class Outcalls:
         self._process.check_usable()
         if self._process.rank == 1 and sys.path != self._process.path_told:
             self._process.tell_path()
+        if len(self.calls) >= MOST_PENDING:
+            self._wait_for_room()
         packed: str | Outgoing | None = encoded_function
         if packed is None:
             packed = function_reference(function)
@@ -143,6 +147,13 @@ class Outcalls:
         ):
             self._dispatch(entry, target)
         return entry
+
+    def _wait_for_room(self) -> None:
+        # Threads that complete calls must not wait for calls to complete.
+        if not self._process.may_not_block:
+            self._process.wait(
+                lambda: self._process.closed or len(self.calls) < MOST_PENDING * 9 // 10
+            )
 
     def _dispatch(self, entry: OutgoingCall, target: int) -> None:
         if entry.state == calltable.ENDED:

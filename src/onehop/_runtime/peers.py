@@ -6,7 +6,6 @@ Must never know what a message means, or what a rank is for.
 from __future__ import annotations
 
 import os
-import select
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +18,7 @@ from onehop._links.stream import UnixLink
 from onehop._memory.forks import Lifeline
 from onehop._protocol import messages
 from onehop._protocol.handshake import size_bytes as handshake_bytes
+from onehop._runtime.poller import OUT, wake_pipe
 
 if TYPE_CHECKING:
     import socket
@@ -80,7 +80,7 @@ class Peers:
         self._own = own
         self.links[rank] = own
         self.all_links.append(own)
-        self._own_read, self._own_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._own_read, self._own_write = wake_pipe()
         loop.watch(self._own_read, self._on_own)
 
     # --- meeting ----------------------------------------------------------------------------------
@@ -180,12 +180,12 @@ class Peers:
         receive = link.receive
 
         def on_event(events: int) -> None:
-            if events & select.EPOLLOUT and link.flush():
+            if events & OUT and link.flush():
                 self._loop.want_write(link.fileno(), False)
                 # Another thread may have blocked again between the flush and this line.
                 if link.want_write:
                     self._loop.want_write(link.fileno(), True)
-            if events & ~select.EPOLLOUT:
+            if events & ~OUT:
                 try:
                     frames = receive()
                 except (errors.LinkClosed, errors.ProtocolError) as error:

@@ -289,6 +289,11 @@ class Process:
                 "parent."
             )
 
+    @property
+    def may_not_block(self) -> bool:
+        """Whether the calling thread is one that others wait for."""
+        return self.loop.reads_here or threading.current_thread() is self._errand_thread
+
     def errand(self, action: Callable[[], None]) -> None:
         """Run `action` soon in a thread that may block."""
         if self._errand_thread is None:
