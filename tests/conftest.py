@@ -152,6 +152,27 @@ def cluster() -> Iterator[Any]:
         support.assert_books_balance(made)
 
 
+@pytest.fixture(scope="module")
+def lasting_cluster() -> Iterator[Any]:
+    """One cluster for all tests of a file, for files whose tests end no worker; they see it as `cluster`."""
+    import onehop
+
+    made = onehop.Cluster(2)
+    with _ends([made]):
+        # every link and thread that there can be is made now, so that no test is taken to have left it behind
+        called_back = threading.Event()
+        made[2].submit(support.ask_neighbour, 3).add_done_callback(lambda _: called_back.set())
+        assert called_back.wait(30)
+        yield made
+
+
+@pytest.fixture
+def balanced(lasting_cluster: Any) -> Iterator[Any]:
+    """The lasting cluster, whose books must balance after every test too."""
+    yield lasting_cluster
+    support.assert_books_balance(lasting_cluster)
+
+
 @pytest.fixture
 def clusters() -> Iterator[Any]:
     """A maker of clusters, for tests that need other sizes or options; all are balanced and closed at the end."""

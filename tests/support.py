@@ -213,6 +213,13 @@ def pids_of(cluster: Any) -> list[int]:
     return [os.getpid(), *(worker.pid for worker in cluster.workers)]
 
 
+def ask_neighbour(rank: int) -> int:
+    """In a task: open the link to another worker."""
+    import onehop
+
+    return int(onehop.current()[rank].call(onehop.rank))
+
+
 def arena_bytes(process: Any = None) -> int:
     """Bytes that are in use in the arena of the process this runs in (the director's, or a task's)."""
     import onehop

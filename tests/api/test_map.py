@@ -17,6 +17,12 @@ import pytest
 from tests.support import eventually
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def square(k: int) -> int:
     return k * k
 

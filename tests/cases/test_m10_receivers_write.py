@@ -18,6 +18,12 @@ LENGTH = 200_000
 _kept: dict[str, Any] = {}
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def add_one(array: Array) -> float:
     array += 1
     return float(array.sum())

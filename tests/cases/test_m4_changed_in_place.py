@@ -20,6 +20,12 @@ from tests.support import run_script
 Array = Any  # numpy's own annotations say less here than they cost
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def copy_of(value: Any) -> Any:
     return value + 0
 

@@ -19,6 +19,12 @@ LARGE = 60_000
 """Elements: large enough to leave the pickle stream."""
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def _masked() -> Any:
     return np.ma.masked_array(
         np.arange(LARGE, dtype=float), mask=np.arange(LARGE) % 3 == 0, fill_value=-5
