@@ -139,3 +139,14 @@ def test_functions_that_share_globals_or_cells_still_do() -> None:
     up_there()
     assert read_there() == 1
     assert read() == 0
+
+
+@pytest.mark.parametrize("name", ["cloudpickle.cloudpickle", "numpy"])
+def test_a_module_that_another_thread_is_importing_is_left_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What `sys.modules` shows meanwhile: the module, without what it will define.
+    monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    encoded = encode({"a": [1, 2.5]})
+    assert decode(encoded.stream, encoded.buffers) == {"a": [1, 2.5]}
+    assert not is_by_value(textwrap.dedent)

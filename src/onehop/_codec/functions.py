@@ -121,10 +121,10 @@ def is_by_value(module_name: object) -> bool:
 def registered_modules() -> set[str]:
     """Name the modules that the user told cloudpickle to send by value."""
     # If nobody imported cloudpickle, nobody registered anything; importing it here would cost 30 ms.
+    # While another thread imports it, it is there without its functions, and nobody has registered either.
     cloudpickle = sys.modules.get("cloudpickle.cloudpickle")
-    if cloudpickle is None:
-        return set()
-    registered: set[str] = cloudpickle.list_registry_pickle_by_value()
+    listing = getattr(cloudpickle, "list_registry_pickle_by_value", None)
+    registered: set[str] = listing() if listing is not None else set()
     return registered
 
 

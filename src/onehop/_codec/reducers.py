@@ -142,10 +142,10 @@ def array_subclasses(known: dict[type, Reducer]) -> dict[type, Reducer]:
     dict
         Type to reducer, for those not known.
     """
-    numpy = sys.modules.get("numpy")
-    if numpy is None:
+    # Also missing while another thread is importing it.
+    base = getattr(sys.modules.get("numpy"), "ndarray", None)
+    if base is None:
         return {}
-    base = numpy.ndarray
     found: dict[type, Reducer] = {}
     pending = list(type.__subclasses__(base))
     while pending:
