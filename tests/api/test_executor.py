@@ -17,6 +17,12 @@ from onehop.errors import ClusterClosed, RemoteError
 from tests.support import eventually
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def slow(value: Any, seconds: float) -> Any:
     time.sleep(seconds)
     return value

@@ -14,6 +14,12 @@ import onehop
 from tests.support import PATIENCE, arena_bytes_everywhere, eventually
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def make(value: float) -> Any:
     return np.full(200_000, value)
 

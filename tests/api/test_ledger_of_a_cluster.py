@@ -11,6 +11,12 @@ import onehop
 from tests.support import assert_books_balance
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def nested(rank: int, array: Any) -> float:
     return float(onehop.current()[rank].call(np.sum, array))
 

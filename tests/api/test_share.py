@@ -14,6 +14,12 @@ from onehop.errors import SharedObjectModified
 from tests.support import PATIENCE, arena_bytes_everywhere, eventually
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 class Dear:
     """Something that is dear to build."""
 
@@ -113,7 +119,8 @@ def test_a_worker_passes_it_on(cluster: Any) -> None:
     assert cluster[2].call(outer, handle) == 100_000.0
 
 
-def test_a_worker_added_later_gets_it(cluster: Any) -> None:
+def test_a_worker_added_later_gets_it(clusters: Any) -> None:
+    cluster = clusters(1)
     handle = cluster.share(np.ones(100_000))
     (added,) = cluster.add_workers(1)
     assert added.call(np.sum, handle) == 100_000.0

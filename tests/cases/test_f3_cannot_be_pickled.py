@@ -12,6 +12,12 @@ import pytest
 from onehop.errors import OnehopError, RemoteError, SerializationError
 
 
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 def explode() -> None:
     raise ValueError("refuses to be rebuilt")
 

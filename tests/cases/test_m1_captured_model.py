@@ -12,6 +12,13 @@ import scipy.sparse
 
 from tests.support import FULL_SIZE, arena_bytes_everywhere, pids_of, proportional_bytes
 
+
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
+
 MATRICES = 2_000
 ELEMENTS = 6_000 if FULL_SIZE else 1_500
 """Of one matrix: 12 bytes for each, besides the row pointers."""

@@ -6,6 +6,14 @@ import os
 from typing import Any
 
 import numpy as np
+import pytest
+
+
+@pytest.fixture
+def cluster(balanced: Any) -> Any:
+    """One for all tests of this file."""
+    return balanced
+
 
 SIZE = 80_000_000 // (1 if os.environ.get("ONEHOP_TEST_FULL") else 8)
 
