@@ -62,6 +62,10 @@ class _Event(threading.Event):
     def wait(self, timeout: float | None = None) -> bool:
         return self._process.wait(self.is_set, timeout)
 
+    def set(self) -> None:
+        super().set()
+        self._process.loop.wake()  # it may be set by a future of somebody else's
+
 
 class _Waiters(list[Any]):
     """What `concurrent.futures.wait` and `as_completed` enter themselves into.
@@ -140,7 +144,7 @@ class Future(concurrent.futures.Future[T], Generic[T]):
         for watcher in watchers:
             watcher()
         if self._done_callbacks:  # type: ignore[attr-defined]
-            self._process.errand(self._invoke_callbacks)  # type: ignore[attr-defined]
+            self._process.user_errand(self._invoke_callbacks)  # type: ignore[attr-defined]
 
     # --- concurrent.futures -----------------------------------------------------------------------
 
@@ -179,12 +183,11 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, and return what `result` would raise, or None."""
         self._wait(timeout)
-        answer = self._answer
-        if self._state != _FINISHED or answer is None or answer.received is None:
-            if not self._built:
-                self._build()
-            if self._state in _OVER and self._state != _FINISHED:
-                raise CancelledError
+        if self._state != _FINISHED:
+            raise CancelledError
+        if not self._built:
+            # Also where there is a value: building it may fail, and `result` would raise that.
+            self._build()
         return self._exception
 
     def _wait(self, timeout: float | None) -> None:

@@ -526,11 +526,16 @@ def current() -> Cluster:
 
 def _show(rank: int, stream: str, line: str) -> None:
     out = sys.stdout if stream == "stdout" else sys.stderr
+    text = f"[{rank}] {line}\n"
     try:
-        out.write(f"[{rank}] {line}\n")
+        try:
+            out.write(text)
+        except UnicodeEncodeError:
+            encoding = getattr(out, "encoding", None) or "ascii"
+            out.write(text.encode(encoding, "backslashreplace").decode(encoding))
         out.flush()
-    except (ValueError, OSError, AttributeError):
-        pass  # closed, or there is none
+    except Exception:
+        return  # closed, replaced by something that cannot write, or there is none
 
 
 def _whole(value: Any, what: str, least: int) -> int:

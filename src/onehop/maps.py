@@ -140,13 +140,40 @@ class MapRun:
                 items = self._pull(size)
                 if items:
                     self._pulled += len(items)
-                    piece = _Piece(self, len(items), self.process.transfers.encode(((items,), {})))
-                    with self._lock:
-                        self.pieces.append(piece)
-                        self._buffered += len(items)
-                    self._send(piece, self._encoded)
+                    self._buffered += len(items)
+                    self._start(items)
         finally:
             self._pulling.release()
+
+    def _start(self, items: list[Any]) -> None:
+        """Encode and send some items; one that cannot be encoded fails by itself, in its place."""
+        transfers = self.process.transfers
+        try:
+            piece = _Piece(self, len(items), transfers.encode(((items,), {})))
+        except Exception:
+            failures: dict[int, Exception] = {}
+            for number, item in enumerate(items):
+                try:
+                    items[number] = Taken(item, transfers)
+                except Exception as error:
+                    failures[number] = error
+                    items[number] = None
+            piece = _Piece(self, len(items), transfers.encode(((items,), {})))
+            for number, failure in failures.items():
+                piece.outcomes[number] = (False, failure)
+            piece.wanted = [n for n in range(len(items)) if n not in failures]
+        with self._lock:
+            self.pieces.append(piece)
+        if len(piece.wanted) == len(items):
+            self._send(piece, self._encoded)
+        elif piece.wanted:
+            picked = Batch(self._function, self._star, piece.wanted)
+            self._send(piece, transfers.encode(picked))
+        else:
+            piece.answer = Answer(error=next(iter(failures.values())))
+            with self._lock:
+                self.answered_pieces.append(piece)
+            self.process.loop.wake()
 
     def _pull(self, size: int) -> list[Any]:
         """Take up to `size` items; an error of the input comes after the values before it."""
@@ -171,6 +198,8 @@ class MapRun:
     def _next_size(self) -> int:
         if self._options.batch_size:
             return self._options.batch_size
+        if self._options.timeout is not None:
+            return 1  # the time is given to each call
         if not self._item_ns:
             return 1
         size = int(min(BATCH_NS / self._item_ns, self._size * GROWTH, MOST_ITEMS))
@@ -201,7 +230,7 @@ class MapRun:
             self.answered_pieces.append(piece)
             alone = not self._consumers
         if alone and self.total is not None and self._room():
-            self.process.errand(self.pump)
+            self.process.user_errand(self.pump)  # it runs the user's iterator
 
     # --- taking -----------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -24,6 +24,10 @@ TINY_WINDOW = 16
 SHORT_WINDOW = 2
 MOST_PARKED = 64
 """Tasks of one submitter that may be parked on a worker before it gets no more."""
+
+
+_Entry = list[Any]
+"""[urgency, order, token or None if dropped, preferred ranks]; the order is unique, so no token is compared."""
 
 
 class _Seat:
@@ -49,7 +53,8 @@ class Scheduler(Generic[T]):
 
     def __init__(self) -> None:
         self._seats: dict[int, _Seat] = {}
-        self._queue: list[tuple[int, int, T, tuple[int, ...]]] = []
+        self._queue: list[_Entry] = []
+        self._entries: dict[int, _Entry] = {}  # by the token's id; what was dropped is not in it
         self._order = itertools.count()
 
     def join(self, rank: int, slots: int = 1) -> None:
@@ -66,32 +71,33 @@ class Scheduler(Generic[T]):
         return list(self._seats)
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._entries)
 
     def put(self, token: T, preferred: Iterable[int] = (), *, urgent: bool = False) -> None:
         """Queue a token; `preferred` names the ranks that hold its data, most first."""
-        heapq.heappush(
-            self._queue, (0 if urgent else 1, next(self._order), token, tuple(preferred))
-        )
+        entry: _Entry = [0 if urgent else 1, next(self._order), token, tuple(preferred)]
+        self._entries[id(token)] = entry
+        heapq.heappush(self._queue, entry)
 
     def drop(self, token: T) -> bool:
         """Take a token out again; False if it was not in the queue."""
-        for index, entry in enumerate(self._queue):
-            if entry[2] is token:
-                self._queue[index] = self._queue[-1]
-                self._queue.pop()
-                heapq.heapify(self._queue)
-                return True
-        return False
+        entry = self._entries.pop(id(token), None)
+        if entry is None:
+            return False
+        entry[2] = None  # its place is passed over when its turn comes
+        return True
 
     def next(self) -> tuple[T, int] | None:
         """The next token and who gets it, or None while nobody has room."""
+        while self._queue and self._queue[0][2] is None:
+            heapq.heappop(self._queue)
         if not self._queue:
             return None
         best = self._pick(self._queue[0][3])
         if best is None:
             return None
         token = heapq.heappop(self._queue)[2]
+        del self._entries[id(token)]
         self._seats[best].flying += 1
         return token, best
 
@@ -134,6 +140,7 @@ class Scheduler(Generic[T]):
 
     def clear(self) -> list[T]:
         """Empty the queue; returns what was in it, in order."""
-        tokens = [entry[2] for entry in sorted(self._queue, key=lambda entry: entry[:2])]
+        tokens = [entry[2] for entry in sorted(self._queue) if entry[2] is not None]
         self._queue.clear()
+        self._entries.clear()
         return tokens

@@ -113,7 +113,6 @@ class Director:
         """Start workers; returns their ranks at once."""
         ranks = []
         with self._lock:
-            self.process.check_usable()
             for _ in range(count):
                 member = self.membership.admit(host=self.engine.host)
                 self._tell(self._info(member.rank))
@@ -212,19 +211,22 @@ class Director:
             self.ledger.mark_lost(rank)
             process = self.process
             process.peers.drop(rank, reason)
+            replacement: list[int] = []
             if not self.closing:
                 self._tell(news)
-                replace = not asked and self._failed_starts < MOST_FAILED_STARTS
-                replacement = self.launch(1) if replace else []
-                if not asked:
-                    self._name_the_loss(rank, how, reason, replacement)
+                wanted = not process.refusing or len(process.calls) > 0
+                if not asked and wanted and self._failed_starts < MOST_FAILED_STARTS:
+                    replacement = self.launch(1)
             process.update_member(news)
             if not self.closing and not self.present():
                 self._nobody_left(reason)
             self._ready.notify_all()
+            if not asked and not self.closing:
+                # Elsewhere, since a warning may be made an exception, or handled by the user's code.
+                process.user_errand(lambda: self._name_the_loss(rank, reason, replacement))
         process.loop.wake()
 
-    def _name_the_loss(self, rank: int, how: str, reason: str, replacement: list[int]) -> None:
+    def _name_the_loss(self, rank: int, reason: str, replacement: list[int]) -> None:
         instead = f"rank {replacement[0]} takes its place" if replacement else "nobody replaces it"
         text = (
             f"rank {rank} on {self.host_of(rank)} has died ({reason}); {instead}. Lost with it: module "

@@ -98,6 +98,9 @@ class Executor:
 
     def _interrupt(self, task: Task) -> None:
         task.interrupted = True
+        if task.waits:
+            self._process.loop.wake()  # it looks, and raises by itself
+            return
         if (
             context.home.process is not self._process
             and task.thread == threading.main_thread().ident
@@ -112,7 +115,6 @@ class Executor:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
                 ctypes.c_ulong(task.thread), ctypes.py_object(KeyboardInterrupt)
             )
-        self._process.loop.ring_ready()
 
     def on_sigint(self, _signum: int, _frame: object) -> None:
         """Handle SIGINT in a worker: the terminal's is ignored, only an interrupted task stops."""
@@ -172,6 +174,8 @@ class Executor:
                     continue
                 try:
                     self._run(task)
+                except KeyboardInterrupt:
+                    self._process.answer_unstarted(task)
                 finally:
                     task = None
                     with self._lock:
@@ -283,7 +287,14 @@ class Executor:
         if process.forked:
             os._exit(0)  # the task forked, and this is the child: it is not a worker
         self._ended(task)
-        process.answer(task, answer, time.monotonic_ns() - start_ns)
+        try:
+            if task.interrupted and not main:
+                # It may have been set just before the task ended, and not have been raised yet.
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(task.thread), None)
+            process.answer(task, answer, time.monotonic_ns() - start_ns)
+        except KeyboardInterrupt:
+            # It hit our own code; a second answer does no harm, none would leave the caller waiting.
+            process.answer_unstarted(task)
         process.board.end(task.cell)
 
     def _ended(self, task: Task) -> None:
@@ -416,9 +427,9 @@ class Batch:
                 board.at_item(cell, position)
             try:
                 outcomes.append((True, function(*item) if star else function(item)))
-            except Exception as error:
+            except BaseException as error:
                 process = context.current_process()
-                if process is None:
+                if process is None or (task is not None and task.interrupted):
                     raise
                 outcomes.append((False, describe(process, "raised", error, __file__)))
         return Outcomes(outcomes)
@@ -429,5 +440,5 @@ def flush_output() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (ValueError, OSError, AttributeError):
-            pass  # closed or replaced by the user
+        except Exception:
+            continue  # closed or replaced by the task

@@ -75,12 +75,14 @@ class Loop:
         self._parked = False
         self._standby_reads = False
         self._closed = False
+        self._main_ident = threading.main_thread().ident
+        self._shielded = False
         self.handling = 0
         """Ident of the thread that carries out handlers right now."""
         self.interrupted: Callable[[], None] | None = None
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._timers: list[tuple[float, int]] = []
+        self._actions: dict[int, Callable[[], None]] = {}
         self._timer_ids = itertools.count()
-        self._dropped_timers: set[int] = set()
         self._standby = threading.Thread(target=self._stand_by, name=f"onehop-{name}", daemon=True)
 
     def start(self) -> None:
@@ -111,17 +113,6 @@ class Loop:
                 self._poller.unregister(fd)
             except (OSError, ValueError, KeyError):
                 pass
-
-    def after(self, delay_s: float, action: Callable[[], None]) -> int:
-        """Run `action` in the reading thread after `delay_s`; returns a number for `drop_timer`."""
-        number = next(self._timer_ids)
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, number, action))
-        self.wake()
-        return number
-
-    def drop_timer(self, number: int) -> None:
-        """Do not run that action any more."""
-        self._dropped_timers.add(number)
 
     def wake(self) -> None:
         """Make whoever polls look around, from any thread."""
@@ -156,56 +147,76 @@ class Loop:
         me = threading.get_ident()
         if self._reader == me:
             return self._read_until(ready, deadline)
+        if me != self._main_ident:
+            return self._wait(ready, deadline, me)
+        # See `hold_back`: from here on the main thread is interrupted only where it really waits.
+        self._shielded = True
+        try:
+            return self._wait(ready, deadline, me)
+        finally:
+            self._shielded = False
+            if self.interrupted is not None:
+                self._raise_interrupt()
+
+    def _wait(self, ready: Callable[[], bool], deadline: float | None, me: int) -> bool:
         waiter: Waiter | None = None
         while True:
             if self._role.acquire(blocking=False):
+                taken = True
+            else:
+                if waiter is None:
+                    waiter = Waiter(ready)
+                taken = self._wait_for_role(waiter, deadline)
+            if taken:
                 self._reader = me
                 try:
                     if self._read_until(ready, deadline):
                         return True
                 finally:
+                    self._shielded = me == self._main_ident
                     self._leave_role()
-            else:
-                if waiter is None:
-                    waiter = Waiter(ready)
-                if self._wait_for_role(waiter, deadline):
-                    try:
-                        if self._read_until(ready, deadline):
-                            return True
-                    finally:
-                        self._leave_role()
             if ready():
                 return True
             if deadline is not None and time.monotonic() >= deadline:
                 return False
             if self._closed:
                 # No one reads any more: whoever completes things sets state directly.
-                time.sleep(0.005)
+                self._pause(0.005)
+
+    def _pause(self, seconds: float) -> None:
+        if threading.get_ident() == self._main_ident:
+            self._open_to_interrupts()
+            time.sleep(seconds)
+            self._shielded = True
+        else:
+            time.sleep(seconds)
 
     def _wait_for_role(self, waiter: Waiter, deadline: float | None) -> bool:
-        """Sleep until the role is ours (true), or something happened (false)."""
+        """Sleep until the role is the caller's (true), or something happened (false)."""
         if self._standby_reads:
             self._asked_aside += 1
             try:
                 self.wake()
-                if self._role.acquire(timeout=0.05):
-                    self._reader = threading.get_ident()
-                    return True
+                return self._role.acquire(timeout=0.05)
             finally:
                 self._asked_aside -= 1
-            return False
         with self._waiters_lock:
             self._waiters.append(waiter)
         try:
             # Between the look at the role and the entry in the list the reader may have left without
             # seeing us: look again before sleeping.
             if self._role.acquire(blocking=False):
-                self._reader = threading.get_ident()
                 return True
             if not waiter.ready():
                 remaining = LONGEST_WAIT_S if deadline is None else deadline - time.monotonic()
+                main = threading.get_ident() == self._main_ident
+                if main:
+                    self._open_to_interrupts()
                 waiter.bell.acquire(timeout=max(0.0, min(remaining, LONGEST_WAIT_S)))
+                if main:
+                    self._shielded = True
         finally:
+            self._shielded = self._shielded or threading.get_ident() == self._main_ident
             with self._waiters_lock:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)
@@ -247,24 +258,50 @@ class Loop:
         if self._timers:
             until = self._timers[0][0] - time.monotonic()
             timeout_s = max(0.0, until if timeout_s is None else min(until, timeout_s))
-        events = self._poller.poll(timeout_s)
+        me = threading.get_ident()
+        if me == self._main_ident and self._shielded:
+            self._open_to_interrupts()
+            events = self._poller.poll(timeout_s)
+            self._shielded = True
+        else:
+            events = self._poller.poll(timeout_s)
         if len(events) > 1:
             # What a worker printed before it answered is shown before the answer is.
             handlers = self._handlers
             events.sort(key=lambda event: handlers.get(event[0], (9,))[0])
-        # An interrupt between reading a frame and acting on it would lose the frame: see `Interrupts`.
-        self.handling = threading.get_ident()
+        self.handling = me
         try:
             for fd, mask in events:
                 entry = self._handlers.get(fd)
                 if entry is not None:
-                    entry[1](mask)
+                    try:
+                        entry[1](mask)
+                    except Exception:
+                        _report()
             if self._timers:
                 self._run_timers()
             if self._waiters:
                 self.ring_ready()
         finally:
             self.handling = 0
+
+    # --- interrupts -------------------------------------------------------------------------------
+
+    def hold_back(self, interrupt: Callable[[], None]) -> bool:
+        """For a signal handler, in the main thread: whether the interrupt must wait a moment.
+
+        A KeyboardInterrupt between reading a frame and acting on it would lose the frame, and one
+        between taking the role and saying so would lose the role, for everybody and for ever. So the
+        main thread is open to interrupts only in the calls that really wait; what comes in between is
+        delivered at the next of them, or when the wait is over.
+        """
+        if self._shielded or self.handling == threading.get_ident():
+            self.interrupted = interrupt
+            return True
+        return False
+
+    def _open_to_interrupts(self) -> None:
+        self._shielded = False
         if self.interrupted is not None:
             self._raise_interrupt()
 
@@ -273,23 +310,32 @@ class Loop:
         if interrupted is not None:
             interrupted()
 
-    def hold_back(self, interrupt: Callable[[], None]) -> bool:
-        """For a signal handler: whether the interrupt must wait until the handlers have ended."""
-        if self.handling == threading.get_ident():
-            self.interrupted = interrupt
-            return True
-        return False
+    # --- timers -----------------------------------------------------------------------------------
+
+    def after(self, delay_s: float, action: Callable[[], None]) -> int:
+        """Run `action` in the reading thread after `delay_s`; returns a number for `drop_timer`."""
+        number = next(self._timer_ids)
+        self._actions[number] = action
+        heapq.heappush(self._timers, (time.monotonic() + delay_s, number))
+        self.wake()
+        return number
+
+    def drop_timer(self, number: int) -> None:
+        """Do not run that action any more, and forget it now: it may hold a large value."""
+        self._actions.pop(number, None)
+        if len(self._timers) > 64 + 2 * len(self._actions) and self.reads_here:
+            self._timers = [timer for timer in self._timers if timer[1] in self._actions]
+            heapq.heapify(self._timers)
 
     def _run_timers(self) -> None:
         now = time.monotonic()
         while self._timers and self._timers[0][0] <= now:
-            _, number, action = heapq.heappop(self._timers)
-            if number in self._dropped_timers:
-                self._dropped_timers.discard(number)
-            else:
-                action()
-        if not self._timers:
-            self._dropped_timers.clear()
+            action = self._actions.pop(heapq.heappop(self._timers)[1], None)
+            if action is not None:
+                try:
+                    action()
+                except Exception:
+                    _report()
 
     # --- standby ----------------------------------------------------------------------------------
 
@@ -350,12 +396,17 @@ class Loop:
                 waiter.ring()
         if self._standby.ident is not None and self._standby is not threading.current_thread():
             self._standby.join(timeout=5.0)
-        with self._role:
+        # Whoever reads leaves at once; only a handler that never returns could keep the role.
+        taken = self._role.acquire(timeout=5.0)
+        try:
             self._poller.close()
             self._handlers.clear()
             os.close(self._wake_read)
             write, self._wake_write = self._wake_write, -1
             os.close(write)
+        finally:
+            if taken:
+                self._role.release()
 
     def abandon(self) -> None:
         """In a forked child: close our copies of the descriptors, touch nothing that is shared."""
@@ -364,3 +415,15 @@ class Loop:
         for fd in (self._wake_read, self._wake_write):
             os.close(fd)
         self._poller.close()
+
+
+def _report() -> None:
+    """Show an error of a handler, which must neither end the reader nor reach whoever waits."""
+    import sys
+    import traceback
+
+    try:
+        traceback.print_exc()
+    except Exception:
+        # Even standard error fails: there is nobody left to tell.
+        sys.exc_info()

@@ -44,7 +44,7 @@ class OutgoingCall:
     """A call that this process makes."""
 
     __slots__ = (
-        "arguments", "chain", "depth", "flags", "function", "label", "lent", "parent", "retries",
+        "arguments", "chain", "depth", "flags", "function", "label", "lent", "parent", "parked", "retries",
         "scheduled", "serial", "sink", "state", "target", "timer",
     )  # fmt: skip
 
@@ -62,6 +62,7 @@ class OutgoingCall:
         self.label = ""
         self.retries = 0
         self.scheduled = False
+        self.parked = False
         self.timer: int | None = None
         self.lent = (False, False)
 
@@ -82,6 +83,8 @@ class Outcalls:
         self.calls: calltable.CallTable[OutgoingCall] = calltable.CallTable()
         self.scheduler: scheduling.Scheduler[OutgoingCall] = scheduling.Scheduler()
         self._schedule_lock = threading.RLock()
+        self._pumping = threading.Lock()
+        self._pump_wanted = False
         self._stopped: dict[int, OutgoingCall] = {}  # given up here, and not yet answered
 
     def call(
@@ -123,9 +126,7 @@ class Outcalls:
         entry.sink = sink
         entry.flags = flags
         entry.retries = retries
-        entry.label = label or (
-            packed if type(packed) is str else getattr(function, "__qualname__", "")
-        )
+        entry.label = label or (packed if type(packed) is str else _name_of(function))
         task = context.current_task()
         if task is not None and task.process is self._process:
             entry.parent = task.id
@@ -139,6 +140,22 @@ class Outcalls:
                 entry.timer = self._process.loop.after(
                     timeout_s, lambda: self._on_timeout(entry, timeout_s)
                 )
+        try:
+            self._start(entry, packed, arguments, target)
+        except BaseException:
+            # Interrupted, or it cannot be sent: nobody holds this call, so nobody must find it.
+            self.calls.pop(entry.serial)
+            raise
+        return entry
+
+    def _start(
+        self,
+        entry: OutgoingCall,
+        packed: str | Outgoing,
+        arguments: Outgoing | None,
+        target: int,
+    ) -> None:
+        """Send a call, now or once its parts are known."""
         parts = (arguments is not None and arguments.parts) or (
             type(packed) is Outgoing and packed.parts
         )
@@ -146,7 +163,6 @@ class Outcalls:
             (packed, arguments), lambda: self._dispatch(entry, target)
         ):
             self._dispatch(entry, target)
-        return entry
 
     def _wait_for_room(self) -> None:
         # Threads that complete calls must not wait for calls to complete.
@@ -183,7 +199,21 @@ class Outcalls:
         return sorted(weight, key=lambda rank: -weight[rank])
 
     def pump(self) -> None:
-        """Send queued calls to workers that have room."""
+        """Send queued calls to workers that have room.
+
+        One thread at a time; one that finds another at it only says that there is more to do. So a call
+        that cannot be sent, and goes back to the queue, never sends the next one from within.
+        """
+        self._pump_wanted = True
+        while self._pump_wanted and self._pumping.acquire(blocking=False):
+            try:
+                while self._pump_wanted:
+                    self._pump_wanted = False
+                    self._pump_all()
+            finally:
+                self._pumping.release()
+
+    def _pump_all(self) -> None:
         while self.scheduler:
             with self._schedule_lock:
                 chosen = self.scheduler.next()
@@ -225,6 +255,8 @@ class Outcalls:
             target, message, kind="call", cause=cause, parent=entry.parent, label=entry.label
         )
         if not sent:
+            # Before anything else is sent there: its death will be reported a little later.
+            self.leave(target)
             self._lose_call(entry, target, "it is gone", started=False)
         elif not entry.retries:
             entry.close()
@@ -232,7 +264,8 @@ class Outcalls:
     def _credit(self, entry: OutgoingCall, rank: int, run_ns: int) -> None:
         if entry.scheduled and rank:
             with self._schedule_lock:
-                self.scheduler.finished(rank, run_ns, entry.state == calltable.PARKED)
+                parked, entry.parked = entry.parked, False
+                self.scheduler.finished(rank, run_ns, parked)
 
     def _end(self, entry: OutgoingCall, answer: Answer) -> None:
         if entry.timer is not None:
@@ -256,13 +289,20 @@ class Outcalls:
     def _lose_call(
         self, entry: OutgoingCall, rank: int, reason: str, started: bool, at_item: int = 0
     ) -> None:
-        self._credit(entry, rank, 0)
-        if entry.scheduled and not self._process.closed and (entry.retries > 0 or not started):
-            entry.retries -= started
-            calltable.advance(entry, "requeue")
-            entry.target = 0
-            with self._schedule_lock:
+        with self._schedule_lock:
+            # The thread that failed to send and the one that hears of the death may both come here.
+            if entry.target != rank or entry.state not in (calltable.SENT, calltable.PARKED):
+                return
+            self._credit(entry, rank, 0)
+            again = (
+                entry.scheduled and not self._process.closed and (entry.retries > 0 or not started)
+            )
+            if again:
+                entry.retries -= started
+                calltable.advance(entry, "requeue")
+                entry.target = 0
                 self.scheduler.put(entry)
+        if again:
             self.pump()
             return
         member = self._process.members.get(rank)
@@ -288,6 +328,9 @@ class Outcalls:
                 started = begun is None or entry.serial in begun
                 at_item = 0 if begun is None else begun.get(entry.serial, 0)
                 self._lose_call(entry, rank, reason, started, at_item)
+        for serial, entry in list(self._stopped.items()):
+            if entry.target == rank:
+                self._stopped.pop(serial, None)
         self._process.transfers.forget_owner(rank)
         self.pump()
 
@@ -364,9 +407,13 @@ class Outcalls:
     def parked(self, source: int, serial: int) -> None:
         """A task gave up its slot: its worker may get another call."""
         entry = self.calls.get(serial)
-        if entry is not None and entry.state == calltable.SENT and entry.scheduled:
+        if entry is not None and entry.state == calltable.SENT:
             calltable.advance(entry, "park")
+        else:
+            entry = self._stopped.get(serial)
+        if entry is not None and entry.scheduled and not entry.parked:
             with self._schedule_lock:
+                entry.parked = True
                 self.scheduler.parked(source)
             self.pump()
 
@@ -387,6 +434,11 @@ class Outcalls:
         """End what is outstanding, as cancelled: the cluster closes."""
         for entry in self.calls.all():
             self._end(entry, Answer(error=_cancelled(reason)))
+
+
+def _name_of(function: Any) -> str:
+    name = getattr(function, "__qualname__", "")
+    return name if type(name) is str and name.isascii() else ascii(name)[1:-1]
 
 
 def _cancelled(*reason: str) -> BaseException:

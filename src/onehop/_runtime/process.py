@@ -103,6 +103,7 @@ class Process:
         self._errands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._errand_thread: threading.Thread | None = None
         self._errand_lock = threading.Lock()
+        self._user_errands: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._ticking = False
         self.path_told = list(sys.path)
         self.boards: dict[int, int] = {}  # rank: where its arena shows what it runs
@@ -264,9 +265,13 @@ class Process:
         executor = task.process.executor
         executor.park(task)
         try:
-            return self.loop.wait(ready, timeout_s)
+            # An exception set from outside would not end the wait, and might hit the loop's own code.
+            in_time = self.loop.wait(lambda: task.interrupted or ready(), timeout_s)
         finally:
             executor.unpark(task)
+        if task.interrupted and not ready():
+            raise KeyboardInterrupt
+        return in_time
 
     def check_usable(self) -> None:
         """Raise if the cluster cannot take a call from here."""
@@ -294,26 +299,29 @@ class Process:
         """Whether the calling thread is one that others wait for."""
         return self.loop.reads_here or threading.current_thread() is self._errand_thread
 
+    def user_errand(self, action: Callable[[], None]) -> None:
+        """Run code of the user's soon, in a thread that nothing of ours waits for."""
+        with self._errand_lock:
+            if self._user_errands is None:
+                self._user_errands = queue.SimpleQueue()
+                threading.Thread(
+                    target=_work_off,
+                    args=(self._user_errands,),
+                    name="onehop-callbacks",
+                    daemon=True,
+                ).start()
+        self._user_errands.put(action)
+
     def errand(self, action: Callable[[], None]) -> None:
-        """Run `action` soon in a thread that may block."""
+        """Run `action`, which is ours, soon in a thread that may block."""
         if self._errand_thread is None:
             with self._errand_lock:
                 if self._errand_thread is None:
                     self._errand_thread = threading.Thread(
-                        target=self._run_errands, name="onehop-errands", daemon=True
+                        target=_work_off, args=(self._errands,), name="onehop-errands", daemon=True
                     )
                     self._errand_thread.start()
         self._errands.put(action)
-
-    def _run_errands(self) -> None:
-        while (action := self._errands.get()) is not None:
-            try:
-                action()
-            except BaseException:
-                if not self.closed:
-                    import traceback
-
-                    traceback.print_exc()
 
     # --- what arrives -----------------------------------------------------------------------------
 
@@ -396,6 +404,18 @@ class Process:
 
     def answer(self, task: Task, outcome: Outgoing | messages.Trouble, run_ns: int) -> None:
         """Send what a task came to; called by the thread that ran it."""
+        try:
+            self._answer(task, outcome, run_ns)
+        except Exception as error:
+            # Whatever cannot be sent, the caller hears that; the worker lives on.
+            if task.call.serial:
+                trouble = describe(self, "unencodable", error)
+                self.post(
+                    task.caller, messages.Failure(task.call.serial, trouble, run_ns), kind="result",
+                    cause=task.id, parent=task.call.parent,
+                )  # fmt: skip
+
+    def _answer(self, task: Task, outcome: Outgoing | messages.Trouble, run_ns: int) -> None:
         flush_output()
         serial = task.call.serial
         if not serial:
@@ -452,8 +472,13 @@ class Process:
             )  # fmt: skip
 
     def _report(self, task: Task, trouble: messages.Trouble) -> None:
-        sys.stderr.write(f"{task.label} was cast, so nobody gets its error:\n{trouble.traceback}")
-        sys.stderr.flush()
+        try:
+            sys.stderr.write(
+                f"{task.label} was cast, so nobody gets its error:\n{trouble.traceback}"
+            )
+            sys.stderr.flush()
+        except Exception:
+            return  # the task replaced or closed its streams
 
     def _settle(self) -> None:
         self.transfers.settle()
@@ -517,6 +542,8 @@ class Process:
             self.at_close()
         self.outcalls.end_all(reason)
         self.executor.close()
+        if self._user_errands is not None:
+            self._user_errands.put(None)
         if self._errand_thread is not None:
             self._errands.put(None)
             if threading.current_thread() is not self._errand_thread:
@@ -533,3 +560,15 @@ class Process:
         self.closed = True
         self.loop.abandon()
         self.peers.abandon()
+
+
+def _work_off(errands: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    """Carry out errands until None comes."""
+    while (action := errands.get()) is not None:
+        try:
+            action()
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        action = None

@@ -15,6 +15,19 @@ if TYPE_CHECKING:
     from onehop._runtime.task import Task
 
 
+MOST_TEXT = 64 << 10
+MOST_BODY_BYTES = 16 << 20
+"""An exception travels whole in one frame, so one that holds more does so as text only."""
+
+
+def _safe(text: str) -> str:
+    """What can be sent: no lone surrogates (they stand in odd file names), and not without end."""
+    if len(text) > MOST_TEXT:
+        half = MOST_TEXT // 2
+        text = f"{text[:half]}\n… {len(text) - MOST_TEXT} characters left out …\n{text[-half:]}"
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def kind_of(task: Task, error: BaseException, kind: str) -> str:
     if isinstance(error, KeyboardInterrupt) and task.interrupted:
         return "interrupted"
@@ -42,15 +55,20 @@ def describe(
         message = str(error)
     except Exception:
         message = "(its message cannot be shown)"
+    message, text = _safe(message), _safe(text)
     body = None
     if isinstance(error, Exception):
         try:
             body = process.transfers.encode_inline(error)
             # An exception that cannot be rebuilt is found out here, not at the caller.
             process.transfers.decode_inline(body)
+            if len(body) > MOST_BODY_BYTES:
+                body = None
         except Exception:
             body = None
-    type_name = f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    type_name = _safe(
+        f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+    )
     trouble = messages.Trouble(
         kind, type_name, message, text, process.rank, process.host, body, kind != "undecodable"
     )
