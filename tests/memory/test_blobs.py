@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from onehop._contracts.buffers import SegmentRef
-from onehop._memory import changes, kernel
+from onehop._memory import changes, kernel, loose
 from onehop._memory.arena import Arena
 from onehop._memory.blobs import BlobStore, Placement
 from onehop._memory.mapping import Attachments
@@ -642,7 +642,7 @@ def test_loose_strings_are_found_by_content(node: _Node) -> None:
     for one in (first, second):
         node.store.release(one)
     assert node.store.counts()["loose"] == 3
-    node.store.settle(time.monotonic_ns() + 2_000_000_000)
+    node.store.settle(time.monotonic_ns() + loose.UNUSED_NS + 1_000_000_000)
     gc.collect()
     node.store.settle()
     assert node.store.counts()["segments"] == 0
@@ -650,8 +650,6 @@ def test_loose_strings_are_found_by_content(node: _Node) -> None:
 
 def test_equal_hashes_are_compared(node: _Node, monkeypatch: pytest.MonkeyPatch) -> None:
     import builtins
-
-    from onehop._memory import loose
 
     monkeypatch.setattr(loose, "hash", lambda _: 5, raising=False)
     assert builtins.hash is not None

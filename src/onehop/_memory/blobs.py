@@ -24,7 +24,8 @@ from onehop._memory.arena import Arena, ArenaSegment
 from onehop._memory.arrivals import find_arrived
 from onehop._memory.changes import ChangeFinder
 from onehop._memory.forks import follow_forks
-from onehop._memory.loose import UNUSED_NS, LooseRecord, LooseStrings
+from onehop._memory.loose import UNUSED_NS as LOOSE_UNUSED_NS
+from onehop._memory.loose import LooseRecord, LooseStrings
 from onehop._memory.mapping import Attachments
 from onehop._memory.placement import Exporter, Location, Placement, Range, Record, lay_out
 from onehop._memory.sealed import Sealed, SegmentTable
@@ -44,6 +45,7 @@ _PATIENCE_S = 5.0
 _PUNCH_BYTES = 16 << 20
 """Given back at one call of `settle`: a few milliseconds of the loop's time."""
 
+_UNUSED_NS = 800_000_000
 _NS_PER_BYTE_KEPT = 5
 """Records of owners that can not be watched (`bytes`) are kept as long as loose strings and so much longer, so that copying them
 again never takes more than a few percent of the time between."""
@@ -376,11 +378,11 @@ class BlobStore:
             try:
                 self._bury()
                 for record in list(self._unowned):
-                    if now_ns - record.used_ns > UNUSED_NS + _NS_PER_BYTE_KEPT * record.length:
+                    if now_ns - record.used_ns > _UNUSED_NS + _NS_PER_BYTE_KEPT * record.length:
                         self._forget(record)
             finally:
                 self._records_lock.release()
-        self._loose.forget_unused(now_ns - UNUSED_NS)
+        self._loose.forget_unused(now_ns - LOOSE_UNUSED_NS)
         more = self._table.punch_dead(_PUNCH_BYTES)
         more = self._arena.trim(now_ns=now_ns) or more
         return more or bool(self._dead)

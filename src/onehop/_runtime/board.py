@@ -58,7 +58,7 @@ class Board:
 
     def end(self, cell: int) -> None:
         """Say that a call was answered."""
-        if cell >= 0:
+        if cell >= 0 and self._words[cell * 3]:
             self._words[cell * 3] = 0
             self._free.append(cell)
 

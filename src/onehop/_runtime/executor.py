@@ -295,7 +295,7 @@ class Executor:
         except KeyboardInterrupt:
             # It hit our own code; a second answer does no harm, none would leave the caller waiting.
             process.answer_unstarted(task)
-        process.board.end(task.cell)
+            process.board.end(task.cell)
 
     def _ended(self, task: Task) -> None:
         self.tasks.pop(task.id, None)

@@ -150,12 +150,12 @@ class Loop:
         if me != self._main_ident:
             return self._wait(ready, deadline, me)
         # See `hold_back`: from here on the main thread is interrupted only where it really waits.
-        self._shielded = True
+        outer, self._shielded = self._shielded, True
         try:
             return self._wait(ready, deadline, me)
         finally:
-            self._shielded = False
-            if self.interrupted is not None:
+            self._shielded = outer
+            if not outer and self.interrupted is not None:
                 self._raise_interrupt()
 
     def _wait(self, ready: Callable[[], bool], deadline: float | None, me: int) -> bool:
@@ -299,6 +299,20 @@ class Loop:
             self.interrupted = interrupt
             return True
         return False
+
+    def shield(self) -> bool:
+        """Hold interrupts of the calling thread back until `unshield`, if this returns true.
+
+        For a few steps that belong together: what is noted as sent is sent, what is taken is used.
+        """
+        if threading.get_ident() != self._main_ident or self._shielded:
+            return False
+        self._shielded = True
+        return True
+
+    def unshield(self) -> None:
+        """Let interrupts through again, also the one that came meanwhile."""
+        self._open_to_interrupts()
 
     def _open_to_interrupts(self) -> None:
         self._shielded = False

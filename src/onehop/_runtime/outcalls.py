@@ -140,12 +140,16 @@ class Outcalls:
                 entry.timer = self._process.loop.after(
                     timeout_s, lambda: self._on_timeout(entry, timeout_s)
                 )
+        shielded = self._process.loop.shield()
         try:
             self._start(entry, packed, arguments, target)
         except BaseException:
-            # Interrupted, or it cannot be sent: nobody holds this call, so nobody must find it.
+            # It cannot be sent: nobody holds this call, so nobody must find it.
             self.calls.pop(entry.serial)
             raise
+        finally:
+            if shielded:
+                self._process.loop.unshield()
         return entry
 
     def _start(
@@ -353,6 +357,14 @@ class Outcalls:
 
     def stop(self, entry: OutgoingCall, error: BaseException | None = None) -> bool:
         """End a call here with `error` (cancelled by default), and interrupt its task; False if over."""
+        shielded = self._process.loop.shield()
+        try:
+            return self._stop(entry, error)
+        finally:
+            if shielded:
+                self._process.loop.unshield()
+
+    def _stop(self, entry: OutgoingCall, error: BaseException | None) -> bool:
         if self.calls.pop(entry.serial) is None:
             return False
         if entry.scheduled and not entry.target:

@@ -405,7 +405,9 @@ class Process:
     def answer(self, task: Task, outcome: Outgoing | messages.Trouble, run_ns: int) -> None:
         """Send what a task came to; called by the thread that ran it."""
         try:
-            self._answer(task, outcome, run_ns)
+            if self._answer(task, outcome, run_ns) or task.caller != 1:
+                self.board.end(task.cell)
+            # Otherwise this process is cut off from its director, which has to see that the task had begun.
         except Exception as error:
             # Whatever cannot be sent, the caller hears that; the worker lives on.
             if task.call.serial:
@@ -414,30 +416,33 @@ class Process:
                     task.caller, messages.Failure(task.call.serial, trouble, run_ns), kind="result",
                     cause=task.id, parent=task.call.parent,
                 )  # fmt: skip
+            self.board.end(task.cell)
 
-    def _answer(self, task: Task, outcome: Outgoing | messages.Trouble, run_ns: int) -> None:
+    def _answer(self, task: Task, outcome: Outgoing | messages.Trouble, run_ns: int) -> bool:
+        """Send the answer, or have it sent later; False if the caller cannot be reached."""
         flush_output()
         serial = task.call.serial
         if not serial:
             if type(outcome) is messages.Trouble:
                 self._report(task, outcome)
             self._settle()
-            return
+            return True
         if type(outcome) is messages.Trouble:
             failure = messages.Failure(serial, outcome, run_ns)
-            self.post(task.caller, failure, kind="result", cause=task.id, parent=task.call.parent)
+            sent = self.post(
+                task.caller, failure, kind="result", cause=task.id, parent=task.call.parent
+            )
             self._settle()
-            return
+            return sent
         assert isinstance(outcome, Outgoing)
         if outcome.parts and self.when_known(
             (outcome,), lambda: self.answer(task, outcome, run_ns)
         ):
-            return
+            return True
         try:
             parcel = outcome.complete()
         except BaseException as error:
-            self.answer(task, describe(self, "raised", error), run_ns)
-            return
+            return self._answer(task, describe(self, "raised", error), run_ns)
         returns: tuple[tuple[int, int], ...] = ()
         if outcome.parcel.segments or outcome.parts:
             self.transfers.mention(
@@ -446,12 +451,13 @@ class Process:
             outcome.close()
         if self.transfers.unsettled:
             returns = self.transfers.settle(to=task.caller)
-        self.post(
+        sent = self.post(
             task.caller, messages.Result(serial, parcel, run_ns, returns), kind="result",
             cause=task.id, parent=task.call.parent,
         )  # fmt: skip
         if self.transfers.unsettled:
             self._settle()
+        return sent
 
     def answer_unstarted(self, task: Task) -> None:
         """Tell the caller of a cancelled task that it will not run."""
