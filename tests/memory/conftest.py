@@ -8,8 +8,8 @@ from onehop._memory import tracker
 
 
 @pytest.fixture(autouse=True)
-def no_tracker_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_tracker_of_the_process() -> None:
     """End the one that clusters of earlier tests had: no cluster is left that could ask it."""
     if tracker._tracker is not None:
         tracker._tracker.close()
-        monkeypatch.setattr(tracker, "_tracker", None)
+        tracker._tracker = None
