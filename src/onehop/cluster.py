@@ -374,7 +374,8 @@ class Cluster(concurrent.futures.Executor):
         retries : int
             How often a call that raised, or whose worker died, is run again.
         timeout : float
-            Seconds until a call ends with CallTimeout and its task is interrupted.
+            Seconds, from when a call is sent to its worker, until it ends with CallTimeout and its task
+            is interrupted.
         urgent : bool
             Run at once, in a thread of its own, also while the worker is busy.
         on_error : callable

@@ -27,7 +27,7 @@ MOST_PARKED = 64
 
 
 _Entry = list[Any]
-"""[urgency, order, token or None if dropped, preferred ranks]; the order is unique, so no token is compared."""
+"""[urgency, order, token or None if dropped, preferred ranks, alone]; the order is unique, so no token is compared."""
 
 
 class _Seat:
@@ -73,9 +73,19 @@ class Scheduler(Generic[T]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def put(self, token: T, preferred: Iterable[int] = (), *, urgent: bool = False) -> None:
-        """Queue a token; `preferred` names the ranks that hold its data, most first."""
-        entry: _Entry = [0 if urgent else 1, next(self._order), token, tuple(preferred)]
+    def put(
+        self,
+        token: T,
+        preferred: Iterable[int] = (),
+        *,
+        urgent: bool = False,
+        alone: bool = False,
+    ) -> None:
+        """Queue a token; `preferred` names the ranks that hold its data, most first.
+
+        One that is `alone` is not sent to wait behind another: its time would run meanwhile.
+        """
+        entry: _Entry = [0 if urgent else 1, next(self._order), token, tuple(preferred), alone]
         self._entries[id(token)] = entry
         heapq.heappush(self._queue, entry)
 
@@ -93,7 +103,7 @@ class Scheduler(Generic[T]):
             heapq.heappop(self._queue)
         if not self._queue:
             return None
-        best = self._pick(self._queue[0][3])
+        best = self._pick(self._queue[0][3], self._queue[0][4])
         if best is None:
             return None
         token = heapq.heappop(self._queue)[2]
@@ -101,12 +111,12 @@ class Scheduler(Generic[T]):
         self._seats[best].flying += 1
         return token, best
 
-    def _pick(self, preferred: tuple[int, ...]) -> int | None:
+    def _pick(self, preferred: tuple[int, ...], alone: bool) -> int | None:
         best: int | None = None
         best_key: tuple[int, int] | None = None
         for rank, seat in self._seats.items():
             active = seat.flying - seat.parked
-            if active >= seat.window or seat.parked >= MOST_PARKED:
+            if active >= (seat.slots if alone else seat.window) or seat.parked >= MOST_PARKED:
                 continue
             # Idle workers first, then the one with the data, then the least busy.
             holds = preferred.index(rank) if rank in preferred else len(preferred)

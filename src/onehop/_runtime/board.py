@@ -46,21 +46,30 @@ class Board:
         except IndexError:
             return -1
         words, at = self._words, cell * 3
-        words[at + 2] = 0
-        words[at + 1] = serial
-        words[at] = caller  # last: a cell counts once it has a caller
+        try:
+            words[at + 2] = 0
+            words[at + 1] = serial
+            words[at] = caller  # last: a cell counts once it has a caller
+        except ValueError:
+            return -1  # closed meanwhile
         return cell
 
     def at_item(self, cell: int, position: int) -> None:
         """Say which item of its batch a call is at."""
-        if cell >= 0:
-            self._words[cell * 3 + 2] = position
+        try:
+            if cell >= 0:
+                self._words[cell * 3 + 2] = position
+        except ValueError:
+            return  # closed meanwhile
 
     def end(self, cell: int) -> None:
         """Say that a call was answered."""
-        if cell >= 0 and self._words[cell * 3]:
-            self._words[cell * 3] = 0
-            self._free.append(cell)
+        try:
+            if cell >= 0 and self._words[cell * 3]:
+                self._words[cell * 3] = 0
+                self._free.append(cell)
+        except ValueError:
+            return  # closed: the process left its cluster while the task ran
 
     def close(self) -> None:
         """Unmap the cells."""

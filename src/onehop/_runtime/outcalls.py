@@ -45,7 +45,7 @@ class OutgoingCall:
 
     __slots__ = (
         "arguments", "chain", "depth", "flags", "function", "label", "lent", "parent", "parked", "retries",
-        "scheduled", "serial", "sink", "state", "target", "timer",
+        "scheduled", "serial", "sink", "state", "target", "timeout_s", "timer",
     )  # fmt: skip
 
     def __init__(self, serial: int, function: str | Outgoing, arguments: Outgoing | None) -> None:
@@ -64,6 +64,7 @@ class OutgoingCall:
         self.scheduled = False
         self.parked = False
         self.timer: int | None = None
+        self.timeout_s: float | None = None
         self.lent = (False, False)
 
     def close(self) -> None:
@@ -136,10 +137,7 @@ class Outcalls:
             self.calls.add(entry)
             if on_entry is not None:
                 on_entry(entry)
-            if timeout_s is not None:
-                entry.timer = self._process.loop.after(
-                    timeout_s, lambda: self._on_timeout(entry, timeout_s)
-                )
+            entry.timeout_s = timeout_s
         shielded = self._process.loop.shield()
         try:
             self._start(entry, packed, arguments, target)
@@ -186,8 +184,9 @@ class Outcalls:
         entry.flags |= messages.CREDITED
         with self._schedule_lock:
             self.scheduler.put(
-                entry, self._holders(entry), urgent=bool(entry.flags & messages.URGENT)
-            )
+                entry, self._holders(entry), urgent=bool(entry.flags & messages.URGENT),
+                alone=entry.timeout_s is not None,
+            )  # fmt: skip
         self.pump()
 
     def _holders(self, entry: OutgoingCall) -> list[int]:
@@ -255,6 +254,11 @@ class Outcalls:
         calltable.advance(entry, "send")
         if entry.sink is not None:
             entry.sink.sent()
+            if entry.timeout_s is not None and entry.timer is None:
+                # From here on, so that a call does not pay for those that were before it in the queue.
+                entry.timer = self._process.loop.after(
+                    entry.timeout_s, lambda: self._on_timeout(entry)
+                )
         sent = self._process.post(
             target, message, kind="call", cause=cause, parent=entry.parent, label=entry.label
         )
@@ -305,7 +309,7 @@ class Outcalls:
                 entry.retries -= started
                 calltable.advance(entry, "requeue")
                 entry.target = 0
-                self.scheduler.put(entry)
+                self.scheduler.put(entry, alone=entry.timeout_s is not None)
         if again:
             self.pump()
             return
@@ -348,10 +352,10 @@ class Outcalls:
             self._process.rank,
         )
 
-    def _on_timeout(self, entry: OutgoingCall, timeout_s: float | None) -> None:
+    def _on_timeout(self, entry: OutgoingCall) -> None:
         error = errors.CallTimeout(
             f"the call of {entry.label} to rank {entry.target or '(none yet)'} was not answered in "
-            f"{timeout_s} s; its task is interrupted"
+            f"{entry.timeout_s} s; its task is interrupted"
         )
         self.stop(entry, error)
 
@@ -404,7 +408,7 @@ class Outcalls:
             target, entry.target = entry.target, 0
             if entry.scheduled:
                 with self._schedule_lock:
-                    self.scheduler.put(entry)
+                    self.scheduler.put(entry, alone=entry.timeout_s is not None)
                 self.pump()
             else:
                 self._send_call(entry, target)
