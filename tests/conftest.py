@@ -160,8 +160,10 @@ def lasting_cluster() -> Iterator[Any]:
     made = onehop.Cluster(2)
     with _ends([made]):
         # every link and thread that there can be is made now, so that no test is taken to have left it behind
+        made[2].call(support.ask_neighbour, 3)
         called_back = threading.Event()
-        made[2].submit(support.ask_neighbour, 3).add_done_callback(lambda _: called_back.set())
+        # long enough that it is still running when the callback is entered
+        made[2].submit(time.sleep, 0.2).add_done_callback(lambda _: called_back.set())
         assert called_back.wait(30)
         yield made
 
