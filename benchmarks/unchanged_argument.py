@@ -7,7 +7,7 @@ from functools import partial
 
 import onehop
 from benchmarks import peers
-from benchmarks.measure import SCALE, Report, big_array, median_s, seconds
+from benchmarks.measure import SCALE, Report, big_array, median_s, medians_in_turns_s, seconds
 from benchmarks.workloads import first
 
 
@@ -16,11 +16,16 @@ def main() -> None:
     array, small = big_array(), big_array(0.0001 / SCALE)
     with onehop.Cluster(2) as cluster:
         worker = cluster[2]
-        base = report.time(
-            "call with a small argument", median_s(lambda: worker.call(first, small), 200)
-        )
+        worker.call(first, small)
         report.time("first call with the array", seconds(lambda: worker.call(first, array)))
-        unchanged = report.time("later calls", median_s(lambda: worker.call(first, array), 60))
+        found = medians_in_turns_s(
+            {
+                "call with a small argument": lambda: worker.call(first, small),
+                "call with the array, unchanged": lambda: worker.call(first, array),
+            },
+            repeats=20,
+        )
+        base, unchanged = (report.time(name, value) for name, value in found.items())
         counter = itertools.count()
 
         def change_and_call() -> None:
