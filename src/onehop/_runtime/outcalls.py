@@ -387,8 +387,14 @@ class Outcalls:
             self.stop(entry)
 
     def _look_if_stuck(self, entry: OutgoingCall) -> None:
-        if entry.serial in self._stopped and not self._process.closed:
+        if entry.serial not in self._stopped or self._process.closed:
+            return
+        begun = self._begun_on(entry.target)
+        if begun is None or entry.serial in begun:
             self._process.observer.stuck(self._process, entry.target, entry.label)
+        else:
+            # It waits behind another task that keeps its process from answering; that one is not ours to end.
+            self._process.loop.after(STUCK_S, lambda: self._look_if_stuck(entry))
 
     # --- answers ----------------------------------------------------------------------------------
 
