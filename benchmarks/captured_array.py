@@ -10,6 +10,7 @@ import numpy as np
 import onehop
 from benchmarks import peers, raw
 from benchmarks.measure import Report, big_array, seconds
+from benchmarks.workloads import identity
 
 
 def main() -> None:
@@ -36,7 +37,7 @@ def main() -> None:
         report.figure("total", first, "s", 1.5 * write + 0.1, "1.5 × pwrite + 0.1 s")
     if report.peers:
         for name, peer in peers.each(["joblib", "dask.distributed", "ray"], report.say):
-            peer.map(abs, range(4))
+            peer.map(identity, range(4))
             try:
                 report.time(f"{name}, 10 tasks", seconds(partial(peer.map, task, range(10))))
             except Exception as error:
