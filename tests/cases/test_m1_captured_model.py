@@ -19,8 +19,8 @@ def cluster(balanced: Any) -> Any:
     return balanced
 
 
-MATRICES = 2_000
-ELEMENTS = 6_000 if FULL_SIZE else 1_500
+MATRICES = 2_000 if FULL_SIZE else 600
+ELEMENTS = 6_000 if FULL_SIZE else 3_000
 """Of one matrix: 12 bytes for each, besides the row pointers."""
 
 

@@ -173,7 +173,8 @@ class Loop:
                     if self._read_until(ready, deadline):
                         return True
                 finally:
-                    self._shielded = me == self._main_ident
+                    if me == self._main_ident:
+                        self._shielded = True
                     self._leave_role()
             if ready():
                 return True
@@ -216,7 +217,8 @@ class Loop:
                 if main:
                     self._shielded = True
         finally:
-            self._shielded = self._shielded or threading.get_ident() == self._main_ident
+            if threading.get_ident() == self._main_ident:
+                self._shielded = True
             with self._waiters_lock:
                 if waiter in self._waiters:
                     self._waiters.remove(waiter)

@@ -3,6 +3,7 @@
 Threads that call enter a call into the table and send it; the reading thread ends it. Whoever takes a
 call out of the table ends it, so that an answer, a loss, a timeout and a cancellation cannot all do so.
 
+A little longer than most files: every way in which a call can end stands here.
 Must never know how a message travels, nor what users hold.
 """
 
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
 
 MOST_PENDING = 200_000
 """Outstanding calls of one process; whoever makes more waits until some have ended."""
-STUCK_S = 0.6
-"""A task that was interrupted and has not answered by then is stuck in native code."""
+STUCK_S = 0.9
+"""A task that was interrupted and has not answered by then is stuck in native code. Less, and a busy
+machine would make it look so."""
 
 
 class Sink(Protocol):
