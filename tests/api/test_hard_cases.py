@@ -263,3 +263,16 @@ def test_values_that_went_round(clusters: Any) -> None:
     assert got[1] == 4.0
     assert array[0] == 0.0
     assert array[1] == 1.0
+
+
+def test_a_task_whose_caller_died_is_ended(clusters: Any) -> None:
+    cluster = clusters(2)
+
+    def outer() -> None:
+        onehop.current()[3].call(time.sleep, 60)
+
+    cluster[2].submit(outer)
+    time.sleep(0.3)
+    os.kill(cluster[2].pid, signal.SIGKILL)
+    # worker 3 has one slot, which the sleep held
+    assert cluster[3].submit(abs, -1).result(timeout=10) == 1

@@ -73,9 +73,23 @@ class Executor:
             return
         with self._lock:
             heapq.heappush(self._ready, (-task.call.depth, next(self._order), task))
-            spawn = self._running < self.slots and not self._idle and not self.inline
+            spawn = self._needs_runner()
         if spawn:
             self._start_runner(None)
+
+    def _needs_runner(self) -> bool:
+        """Whether tasks wait that no idle runner will take (an idle one may be on its way to another)."""
+        return (
+            not self.inline
+            and len(self._ready) > self._idle
+            and self._running + self._idle < self.slots
+        )
+
+    def caller_lost(self, rank: int) -> None:
+        """Nobody waits any more for what that process has called."""
+        for task in list(self.tasks.values()):
+            if task.caller == rank:
+                self.cancel(task.id, True)
 
     def cancel(self, task_id: messages.CallId, interrupt: bool) -> None:
         """Forget a queued task; raise KeyboardInterrupt in a running one."""
@@ -227,7 +241,7 @@ class Executor:
             if not urgent:
                 self._release_slot()
             wake = bool(self._ready and self._running < self.slots)
-            spawn = wake and not self._idle
+            spawn = wake and self._needs_runner()
         if task.call.flags & messages.CREDITED:
             self._process.post(task.caller, messages.Parked(task.call.serial), connect=False)
         if spawn:

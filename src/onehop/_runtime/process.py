@@ -389,6 +389,7 @@ class Process:
         elif member.state != "ready":
             self.outcalls.leave(member.rank)
         if member.state in ("dead", "gone"):
+            self.executor.caller_lost(member.rank)
             self.outcalls.lose(member.rank, member.reason or "it left the cluster")
         self.loop.ring_ready()
 
