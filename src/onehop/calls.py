@@ -338,6 +338,10 @@ class Future(concurrent.futures.Future[T], Generic[T]):
             part.trouble = answer.exception(transfers)
         part.parcel = Parcel()
 
+    def __repr__(self) -> str:
+        state = "cancelled" if self._state == _CANCELLED else self._state.lower()
+        return f"<onehop future of call {self._id}: {self.label or 'a function'}, {state}>"
+
     def __reduce__(self) -> Any:
         raise TypeError(
             "a onehop future can be passed to calls of its own cluster only; pass its result() instead"

@@ -101,7 +101,7 @@ class MapRun:
         self._steady = all(type(it) in _STEADY for it in iterables)
         self.source_error: Exception | None = None
         self._function = function
-        self._encoded = process.transfers.encode(Batch(function, self._star))
+        self._encoded = process.transfers.encode(Batch(function, self._star), repeated=True)
         self._label = getattr(function, "__qualname__", type(function).__name__)
         self._lock = threading.Lock()
         self._pulling = threading.Lock()
@@ -441,7 +441,7 @@ def reduce(
     if options.batch_size:
         count = -(-len(items) // options.batch_size)
     bounds = [len(items) * i // count for i in range(count + 1)]
-    encoded = process.transfers.encode(Fold(op, function, star))
+    encoded = process.transfers.encode(Fold(op, function, star), repeated=True)
     target = process.rank if cluster._here else 0
     level: list[Future[Any]] = []
     try:

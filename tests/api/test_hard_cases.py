@@ -276,3 +276,42 @@ def test_a_task_whose_caller_died_is_ended(clusters: Any) -> None:
     os.kill(cluster[2].pid, signal.SIGKILL)
     # worker 3 has one slot, which the sleep held
     assert cluster[3].submit(abs, -1).result(timeout=10) == 1
+
+
+def scaled(a: Any) -> float:
+    return float(a[0]) * 2
+
+
+def test_what_a_function_captured_is_let_go(cluster: Any) -> None:
+    for k in range(12):
+        array = np.full(500_000, float(k))
+
+        def captures(array: Any = array) -> float:
+            return scaled(array)
+
+        scope: dict[str, Any] = {"scaled": scaled, "array": array}
+        exec("task = lambda: scaled(array)", scope)
+        assert cluster[2].call(scope["task"]) == cluster[2].call(captures) == 2.0 * k
+    del scope, array, captures
+    deadline = time.monotonic() + 10
+    while cluster._process.arena.in_use_bytes > 8_000_000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert cluster._process.arena.in_use_bytes <= 8_000_000
+
+
+def test_a_middling_header_moves_once(cluster: Any) -> None:
+    model = {f"matrix {k}": np.full(40, float(k)) for k in range(60)}
+    for k in range(3):
+        cluster[2].call(len, [model, k])
+    with cluster.ledger.watch() as watch:
+        for k in range(20):
+            assert cluster[2].call(len, [model, 100 + k]) == 2
+    assert watch.total("moved", medium="memory") == 0
+    assert watch.total("moved", medium="unix") < 20 * 1500
+
+
+def test_a_removed_worker_leaves_its_books(cluster: Any) -> None:
+    cluster[3].call(np.ones, 100_000)
+    cluster.remove_workers(3)
+    assert cluster.ledger.lost == []
+    assert cluster.ledger.total("moved", medium="memory", source=3) >= 800_000

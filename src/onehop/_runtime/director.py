@@ -26,6 +26,7 @@ from onehop.ledger.ledger import Ledger
 GRACE_S = 1.0
 MOST_FAILED_STARTS = 3
 PULL_S = 5.0
+LAST_PULL_S = 0.2
 
 EngineFactory = Callable[["Director"], Engine]
 
@@ -208,7 +209,8 @@ class Director:
             self._pulls = {
                 serial: asked_ranks - {rank} for serial, asked_ranks in self._pulls.items()
             }
-            self.ledger.mark_lost(rank)
+            if not (asked or self.closing):
+                self.ledger.mark_lost(rank)
             process = self.process
             process.peers.drop(rank, reason)
             replacement: list[int] = []
@@ -253,6 +255,7 @@ class Director:
         process = self.process
         members = process.members
         process.wait(lambda: not any(process.calls.sent_to(rank) for rank in ranks))
+        self.pull_ledgers()
         for rank in ranks:
             if not process.post(rank, messages.Shutdown("removed"), connect=False):
                 self.engine.kill(rank)
@@ -265,7 +268,7 @@ class Director:
 
     # --- the ledger -------------------------------------------------------------------------------
 
-    def pull_ledgers(self) -> None:
+    def pull_ledgers(self, timeout_s: float = PULL_S) -> None:
         """Fetch what the workers have recorded; those that do not answer are named by the ledger."""
         process = self.process
         if process.closed or process.pid != os.getpid():
@@ -277,11 +280,11 @@ class Director:
                 asked = {rank for rank in self.present() if process.members[rank].state == "ready"}
                 self._pulls[serial] = asked.copy()
             self._more = False
-            for rank in asked:
+            for rank in sorted(asked):
                 pull = messages.LedgerPull(serial, self.ledger.following(rank))
                 if not process.post(rank, pull, connect=False):
                     self._pulls[serial].discard(rank)
-            process.wait(lambda serial=serial: not self._pulls[serial], PULL_S)  # type: ignore[misc]
+            process.wait(lambda serial=serial: not self._pulls[serial], timeout_s)  # type: ignore[misc]
             self._pulls.pop(serial, None)
             if not self._more:
                 return
@@ -303,6 +306,8 @@ class Director:
         process = self.process
         if self.closing or process.pid != os.getpid():
             return
+        # Their last news; one that does not answer at once is too busy to be waited for.
+        self.pull_ledgers(LAST_PULL_S)
         self.closing = True
         for rank in self.present():
             if not process.post(rank, messages.Shutdown("closed"), connect=False):

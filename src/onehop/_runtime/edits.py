@@ -26,8 +26,16 @@ class Bases:
         self._by_length: OrderedDict[int, bytes] = OrderedDict()
         self._size_bytes = 0
 
+    def has_like(self, data: bytes) -> bool:
+        """Whether a string like this one was seen before; it has been now."""
+        base = self._by_length.get(len(data))
+        if base is not None and changes_between(base, data, MOST_EDITED_BYTES) is not None:
+            return True
+        self._remember(data)
+        return False
+
     def nearest(self, data: bytes) -> tuple[bytes, list[Change]]:
-        """A string that was placed before and the changes that make `data` of it; or `data` itself."""
+        """A string that was seen before and the changes that make `data` of it; or `data` itself."""
         length = len(data)
         base = self._by_length.get(length)
         if base is not None:

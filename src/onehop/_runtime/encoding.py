@@ -28,7 +28,6 @@ SMALL_BYTES = 4096
 INLINE_BYTES = 1024
 FIRST_INLINE_BYTES = 16384
 """A body up to this size is inline the first time: most are never sent again."""
-_REMEMBERED_BODIES = 1024
 _LONGEST_STREAM = INLINE_BYTES - len(BARE)
 _ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes))
 """Types that pickle takes whole: no need to look for buffers or functions in them."""
@@ -41,14 +40,16 @@ class Encoder:
         self._transfers = transfers
         self.special: frozenset[type] = frozenset()
         """Types that travel by name; set by what users hold."""
-        self._seen_bodies: dict[bytes, None] = {}
         self._bases = Bases()
 
-    def encode(self, value: object, *, kept: bool = True, edited: bool = True) -> Outgoing:
+    def encode(
+        self, value: object, *, kept: bool = True, edited: bool = True, repeated: bool = False
+    ) -> Outgoing:
         """Encode `value` as it is now. Copies each new buffer into the arena, once.
 
         With `kept` false the value is about to be dropped: its memory is not watched for changes. With
-        `edited` false the receiver need not write to its mappings to get the value.
+        `edited` false the receiver need not write to its mappings to get the value. One that is
+        `repeated` will be named by many messages.
 
         Raises whatever the value's own reduction raises, and MemoryLimitError.
         """
@@ -61,7 +62,7 @@ class Encoder:
         stream = encoded.stream
         if not encoded.buffers and not encoded.substitutes and len(stream) <= _LONGEST_STREAM:
             return Outgoing(Parcel((), (), BARE + stream))
-        return self._encode_large(encoded, kept, edited)
+        return self._encode_large(encoded, kept, edited, repeated)
 
     def encode_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Outgoing | None:
         """Encode what a function is called with; None if that is nothing."""
@@ -90,7 +91,9 @@ class Encoder:
             )
         return lay_out_body(encoded.stream, [(buffer, None) for buffer in encoded.buffers])
 
-    def _encode_large(self, encoded: pickling.Encoded, kept: bool, edited: bool) -> Outgoing:
+    def _encode_large(
+        self, encoded: pickling.Encoded, kept: bool, edited: bool, repeated: bool
+    ) -> Outgoing:
         out = Outgoing(Parcel())
         out.transfers = self._transfers
         out.copied = encoded.copied
@@ -138,21 +141,15 @@ class Encoder:
                 located[number] = (located[number][0], (index, base + start))
         body = lay_out_body(encoded.stream, located)
         where = None
-        if not self._inline(body):
+        if not self._inline(body, repeated):
             where = (*place_loose(body), len(body))
             body = b""
         out.parcel = Parcel(tuple(segments), tuple(used), body, where, (), tuple(edits))
         return out
 
-    def _inline(self, body: bytes) -> bool:
+    def _inline(self, body: bytes, repeated: bool) -> bool:
+        """Whether a body travels in its message."""
         if len(body) <= INLINE_BYTES:
             return True
-        if len(body) > FIRST_INLINE_BYTES:
-            return False
-        if body in self._seen_bodies:
-            return False
-        self._seen_bodies[body] = None
-        if len(self._seen_bodies) > _REMEMBERED_BODIES:
-            # Another thread may be doing the same: whoever comes second finds nothing to remove.
-            self._seen_bodies.pop(next(iter(self._seen_bodies)), None)
-        return True
+        # The first of its kind does, if it is short and not known to be sent again: most never are.
+        return len(body) <= FIRST_INLINE_BYTES and not repeated and not self._bases.has_like(body)

@@ -16,6 +16,7 @@ Must never know of links or where bytes lie.
 from __future__ import annotations
 
 import ctypes
+import gc
 import heapq
 import itertools
 import os
@@ -30,6 +31,7 @@ from onehop import errors
 from onehop._codec import functions, pickling
 from onehop._protocol import messages
 from onehop._runtime import context
+from onehop._runtime.parcels import Holding
 from onehop._runtime.task import Task
 from onehop._runtime.troubles import describe, kind_of
 
@@ -300,7 +302,12 @@ class Executor:
             context.set_current_task(outer)
         if process.forked:
             os._exit(0)  # the task forked, and this is the child: it is not a worker
+        captured = type(task.function) is Holding
         self._ended(task)
+        if captured and process.attachments.has_live:
+            # A function that came by value and its globals name each other; what it captured would
+            # stay mapped here, and held, until some collection. The young generation is quickly done.
+            gc.collect(1)
         try:
             if task.interrupted and not main:
                 # It may have been set just before the task ended, and not have been raised yet.

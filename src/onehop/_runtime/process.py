@@ -11,6 +11,7 @@ Must never know how processes are started, nor what users hold.
 
 from __future__ import annotations
 
+import gc
 import os
 import queue
 import socket
@@ -105,6 +106,7 @@ class Process:
         self._errand_lock = threading.Lock()
         self._user_errands: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._ticking = False
+        self._live_after_collection = 0
         self.path_told = list(sys.path)
         self.boards: dict[int, int] = {}  # rank: where its arena shows what it runs
         self._unshared: deque[tuple[int, Outgoing]] = deque()
@@ -514,9 +516,19 @@ class Process:
             self.transfers.shares.drop(self.rank, numbers, own=True)
             for rank in [rank for rank in list(self._links) if rank != self.rank]:
                 self.post(rank, messages.Unshare(tuple(numbers)), connect=False)
+        if not self.executor.tasks and self.attachments.has_live:
+            self._collect_once()
         self._settle()
         if self.store.settle():
             self.expect_settling()
+
+    def _collect_once(self) -> None:
+        # Idle, and something that arrived is still alive: kept by the user, or by a cycle that the young
+        # generation's collection after its task did not reach. One full collection tells which.
+        live = self.attachments.counts()["live"]
+        if self.rank != 1 and live != self._live_after_collection:
+            gc.collect()
+            self._live_after_collection = self.attachments.counts()["live"]
 
     # --- membership -------------------------------------------------------------------------------
 

@@ -89,9 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--moments",
         type=_at_least(2),
-        default=48,
+        default=32,
         metavar="N",
-        help="Chebyshev moments of a large model: time and resolution grow with it (default 48)",
+        help="Chebyshev moments of a large model: time and resolution grow with it (default 32)",
     )
     parser.add_argument(
         "--plot", type=_picture, metavar="FILE.png", help="draw the density of states"
