@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import gc
 import os
 import signal
 import sys
@@ -293,6 +294,7 @@ def test_what_a_function_captured_is_let_go(cluster: Any) -> None:
         exec("task = lambda: scaled(array)", scope)
         assert cluster[2].call(scope["task"]) == cluster[2].call(captures) == 2.0 * k
     del scope, array, captures
+    gc.collect()  # here the scope and its function name each other too
     deadline = time.monotonic() + 10
     while cluster._process.arena.in_use_bytes > 8_000_000 and time.monotonic() < deadline:
         time.sleep(0.05)

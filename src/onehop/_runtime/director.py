@@ -277,7 +277,11 @@ class Director:
             with self._lock:
                 self._pull_serial += 1
                 serial = self._pull_serial
-                asked = {rank for rank in self.present() if process.members[rank].state == "ready"}
+                asked = {
+                    info.rank
+                    for info in list(process.members.values())
+                    if info.rank != 1 and info.state in ("ready", "leaving")
+                }
                 self._pulls[serial] = asked.copy()
             self._more = False
             for rank in sorted(asked):
