@@ -193,7 +193,12 @@ class Future(concurrent.futures.Future[T], Generic[T]):
     def _wait(self, timeout: float | None) -> None:
         if self._state not in _OVER:
             self._process.check_not_forked()
-            if not self._process.wait(self._over, timeout):
+            try:
+                in_time = self._process.wait(self._over, timeout)
+            except errors.NestingLimitError:
+                self.interrupt()  # left alone it would go on nesting
+                raise
+            if not in_time:
                 raise TimeoutError(f"call {self._id} has no answer after {timeout} s; it goes on")
 
     def _over(self) -> bool:

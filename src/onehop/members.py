@@ -63,7 +63,12 @@ class Worker:
                 self.rank, function, args, kwargs, ask, flags=options.flags,
                 retries=options.retries, timeout_s=options.timeout,
             )  # fmt: skip
-        process.wait(ask.ready)
+        try:
+            process.wait(ask.ready)
+        except BaseException:
+            # Nobody will take the answer; left alone, a call that may not be waited for goes on nesting.
+            process.outcalls.stop(entry)
+            raise
         answer = ask.answer
         if answer is None:
             raise errors.ClusterClosed("the cluster was closed while the call was waited for")
